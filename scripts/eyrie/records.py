@@ -1,0 +1,165 @@
+"""Records on disk: strict JSONL in, atomic files out, content keys, and the ledger of a stage's rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from eyrie.errors import BuildError
+
+
+class RecordError(BuildError):
+    """A file or a line of it is not what a reader may rely on; the message names file, line and mend."""
+
+
+def canonical_json(value: object) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal text, whatever their key order."""
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def content_key(*parts: object) -> str:
+    """The first 32 hex digits of the SHA-256 of the parts' canonical JSON; the identity of finished work."""
+    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:32]
+
+
+def sha256_file(path: Path) -> str:
+    """The file's SHA-256 in hex, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_directory(path: Path) -> None:
+    """Make a rename or a new name in the folder survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """A binary file that appears under `path` whole and synced, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = Path(name)
+    try:
+        # mkstemp makes files private; a target is as readable as the umask allows.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.fchmod(descriptor, 0o666 & ~umask)
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: object) -> None:
+    """One indented JSON document with sorted keys, written atomically."""
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, indent=2, allow_nan=False)
+    with atomic_write(path) as file:
+        file.write(text.encode() + b"\n")
+
+
+def read_json(path: Path) -> Any:
+    """The JSON document in a file. Raises RecordError with the file's name."""
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, OSError) as error:
+        raise RecordError(f"{path}: expected a JSON document, but: {error}") from error
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> int:
+    """Write rows as JSON lines, keys in the rows' own order, atomically; returns their number."""
+    count = 0
+    with atomic_write(path) as file:
+        for row in rows:
+            line = json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+            file.write(line.encode() + b"\n")
+            count += 1
+    return count
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) != len(pairs):
+        names = [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]
+        raise ValueError(f"duplicate keys {names}")
+    return row
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def parse_json_strictly(data: bytes) -> Any:
+    """JSON bytes to a value, refusing what Python's reader lets pass.
+
+    Raises ValueError for duplicate keys, NaN and infinities, bytes that are not UTF-8 and lone surrogates.
+    """
+    value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    if b"\\u" in data:
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError("a lone surrogate, which is not text") from error
+    return value
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a JSONL file of our own or of a stranger; only the line feed ends a line.
+
+    A byte-order mark and blank lines are tolerated. Raises RecordError naming file and line otherwise.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if not line.strip():
+                continue
+            try:
+                row = parse_json_strictly(line)
+            except ValueError as error:
+                raise RecordError(
+                    f"{path}:{number}: expected one JSON object a line, but: {error}"
+                ) from error
+            if not isinstance(row, dict):
+                raise RecordError(f"{path}:{number}: expected a JSON object, saw {type(row).__name__}")
+            yield row
+
+
+class Ledger:
+    """Rows in = rows kept + rows skipped, by reason: what a stage did with each row it read."""
+
+    def __init__(self) -> None:
+        self.kept = 0
+        self.skipped: Counter[str] = Counter()
+
+    @property
+    def rows(self) -> int:
+        """How many rows were read."""
+        return self.kept + self.skipped.total()
+
+    def keep(self) -> None:
+        """Count a row that goes on."""
+        self.kept += 1
+
+    def skip(self, reason: str) -> None:
+        """Count a row that stops here, and why."""
+        self.skipped[reason] += 1
+
+    def as_dict(self) -> dict[str, object]:
+        """The ledger as it is written beside a stage's rows."""
+        return {"in": self.rows, "kept": self.kept, "skipped": dict(sorted(self.skipped.items()))}

@@ -1,0 +1,266 @@
+"""The store: finished work under content keys, which outlives failures, reruns and Snakemake's clean-ups.
+
+Two kinds of work live here, both below `work/store/`, which no rule declares as its output:
+
+* answers: append-only JSONL journals, one a writer (a dataset's job), in a folder a recipe;
+* hidden states: safetensors shards, each holding many samples without padding, with a journal that says
+  where each sample lies. A manifest names samples by key and digest, never by shard: shards may be laid
+  out anew without making a manifest stale.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+
+from eyrie.errors import BuildError
+from eyrie.records import atomic_write, canonical_json, content_key, sync_directory
+
+
+class StoreError(BuildError):
+    """The store holds something it must not, or somebody else is writing; the message says what to do."""
+
+
+class Journal:
+    """One writer's append-only JSONL file; each row begins with its key.
+
+    A row counts once its line is whole: a torn tail (power loss, SIGKILL) is cut off when the writer opens
+    the file again and ignored by readers. Open it with `with`; a second writer is refused.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = self.path.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise StoreError(
+                f"{self.path} is being written by another process. Expected one writer: "
+                "wait for the other build, or stop it, and run again."
+            ) from error
+        self._file = file
+        self._cut_torn_tail()
+        sync_directory(self.path.parent)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _cut_torn_tail(self) -> None:
+        """Drop what follows the last line feed, looking backwards block by block."""
+        with self.path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            whole = end
+            while whole > 0:
+                start = max(0, whole - _BLOCK)
+                file.seek(start)
+                newline = file.read(whole - start).rfind(b"\n")
+                if newline >= 0:
+                    whole = start + newline + 1
+                    break
+                whole = start
+        if whole != end:
+            os.truncate(self.path, whole)
+
+    def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add rows (each with a "key") in one write and one fsync: the group is durable on return."""
+        if self._file is None:
+            raise StoreError(f"{self.path}: append outside of `with`")
+        data = b"".join(_journal_line(row) for row in rows)
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            self._file.write(data)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError:
+            # Half a group (a full disk) must not become the head of the next line.
+            os.truncate(self.path, end)
+            raise
+
+
+_BLOCK = 1 << 16
+_KEY_PREFIX = b'{"key":"'
+
+
+def _journal_line(row: Mapping[str, Any]) -> bytes:
+    ordered = {"key": row["key"], **row}
+    return json.dumps(ordered, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def read_journals(folder: Path, keys: Iterable[str], pattern: str = "*.jsonl") -> dict[str, dict[str, Any]]:
+    """The rows that any writer's journal in the folder holds under the wanted keys.
+
+    Only wanted lines are parsed, so a large store costs a scan and not a parse. The first row under a key
+    wins, in the order of the files' names: an answer once in the store is never replaced.
+    """
+    wanted = {key.encode() for key in keys}
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob(pattern)):
+        with path.open("rb") as file:
+            for line in file:
+                key = line[len(_KEY_PREFIX) : line.find(b'"', len(_KEY_PREFIX))]
+                if key in wanted and line.endswith(b"\n"):
+                    found.setdefault(key.decode(), json.loads(line))
+    return found
+
+
+def answers_folder(store: Path, recipe: Mapping[str, Any]) -> Path:
+    """The folder of the answers made under one recipe (target revision, template, sampling)."""
+    return _described_folder(store / "answers", recipe)
+
+
+def _described_folder(parent: Path, recipe: Mapping[str, Any]) -> Path:
+    """A folder named by the recipe's key, with the recipe itself beside the data for a human reader."""
+    folder = parent / content_key(recipe)
+    description = folder / "recipe.json"
+    if not description.exists():
+        with atomic_write(description) as file:
+            file.write(canonical_json(recipe).encode() + b"\n")
+    return folder
+
+
+@dataclass(frozen=True)
+class States:
+    """The target's hidden states over one sample.
+
+    token_ids: the sample's T tokens. aux: [T, layers * H], the captured layers side by side in the order of
+    the layer ids. last: [T, H], after the final norm, from which the target's distribution follows.
+    """
+
+    token_ids: list[int]
+    aux: torch.Tensor
+    last: torch.Tensor
+
+    def digest(self) -> str:
+        """SHA-256 over the tokens and both tensors' bytes: what a manifest vouches for."""
+        sha = hashlib.sha256(canonical_json(self.token_ids).encode())
+        for tensor in (self.aux, self.last):
+            sha.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        return sha.hexdigest()
+
+
+@dataclass(frozen=True)
+class StateRef:
+    """Where a sample's states lie: rows `start` to `start + tokens` of a shard, and their digest."""
+
+    key: str
+    shard: str
+    start: int
+    tokens: int
+    sha256: str
+
+
+class StateStore:
+    """Hidden states of samples under content keys, for one recipe.
+
+    The recipe holds what changes the numbers: target revision, layer ids, dtype. A sample's key is the hash
+    of the recipe and its token ids; no row index is ever an identity.
+    """
+
+    def __init__(self, store: Path, recipe: Mapping[str, Any]) -> None:
+        self.recipe = dict(recipe)
+        self.folder = _described_folder(store / "hidden_states", recipe)
+
+    def key(self, token_ids: Sequence[int]) -> str:
+        """The content key of a sample's states."""
+        return content_key(self.recipe, list(token_ids))
+
+    def find(self, keys: Iterable[str]) -> dict[str, StateRef]:
+        """The references of those keys whose shard is there; a shard that vanished counts as not captured."""
+        shards = {path.name for path in self.folder.glob("*.safetensors")}
+        rows = read_journals(self.folder, keys, "index-*.jsonl")
+        return {key: StateRef(**row) for key, row in rows.items() if row["shard"] in shards}
+
+    def writer(self, name: str) -> StateWriter:
+        """The writer for one job (a dataset's name); use it with `with`."""
+        return StateWriter(self, Journal(self.folder / f"index-{name}.jsonl"))
+
+    def load(self, refs: Sequence[StateRef]) -> Iterator[States]:
+        """The states behind the references, in their order; one shard is open at a time."""
+        opened: tuple[str, Any] | None = None
+        for ref in refs:
+            if opened is None or opened[0] != ref.shard:
+                opened = (ref.shard, _open_shard(self.folder / ref.shard))
+            rows = slice(ref.start, ref.start + ref.tokens)
+            handle = opened[1]
+            yield States(
+                token_ids=handle.get_slice("input_ids")[rows].tolist(),
+                aux=handle.get_slice("aux_hidden_states")[rows],
+                last=handle.get_slice("last_hidden_state")[rows],
+            )
+
+
+def _open_shard(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except Exception as error:
+        raise StoreError(
+            f"{path} cannot be read as a shard of hidden states: {error}. "
+            "Delete the file and run again: only its samples are captured anew."
+        ) from error
+
+
+class StateWriter:
+    """Adds samples to a StateStore, a shard at a time."""
+
+    def __init__(self, store: StateStore, journal: Journal) -> None:
+        self.store = store
+        self._journal = journal
+
+    def __enter__(self) -> Self:
+        self._journal.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._journal.__exit__(kind, error, trace)
+
+    def add(self, samples: Sequence[States]) -> list[StateRef]:
+        """Write one shard of these samples and then its index rows; both are durable on return."""
+        if not samples:
+            return []
+        digests = [sample.digest() for sample in samples]
+        name = f"{content_key(digests)}.safetensors"
+        refs, start = [], 0
+        for sample, digest in zip(samples, digests, strict=True):
+            tokens = len(sample.token_ids)
+            if not (tokens == sample.aux.shape[0] == sample.last.shape[0]):
+                raise StoreError(
+                    f"a sample of {tokens} tokens came with {sample.aux.shape[0]} rows of layers and "
+                    f"{sample.last.shape[0]} of the last state; expected one row a token"
+                )
+            refs.append(StateRef(self.store.key(sample.token_ids), name, start, tokens, digest))
+            start += tokens
+        tensors = {
+            "input_ids": torch.cat([torch.tensor(s.token_ids, dtype=torch.int32) for s in samples]),
+            "aux_hidden_states": torch.cat([s.aux for s in samples]).contiguous(),
+            "last_hidden_state": torch.cat([s.last for s in samples]).contiguous(),
+        }
+        index = canonical_json([[ref.key, ref.start, ref.tokens, ref.sha256] for ref in refs])
+        with atomic_write(self.store.folder / name) as file:
+            file.write(
+                save(tensors, metadata={"recipe": canonical_json(self.store.recipe), "samples": index})
+            )
+        self._journal.append([ref.__dict__ for ref in refs])
+        return refs

@@ -1,0 +1,148 @@
+"""The target model in process: its forward pass, the captured layers, and its head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers.utils import logging as transformers_logging
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# Below this many rows a product with a wide weight is bound by reading the weight; see _skinny_forward.
+_SKINNY_ROWS = 16
+
+
+def default_layer_ids(layers: int) -> list[int]:
+    """The layers EAGLE-3 taps by default, [2, n//2, n-3], as indices into Hugging Face's `hidden_states`."""
+    return [2, layers // 2, layers - 3]
+
+
+def text_config(config: Any) -> Any:
+    """The language model's part of a configuration; multimodal targets nest it under `text_config`."""
+    return getattr(config, "text_config", None) or config
+
+
+def read_text_config(path: Path) -> Any:
+    """The language model's configuration of a target folder, read without its weights."""
+    return text_config(AutoConfig.from_pretrained(path))
+
+
+@dataclass(frozen=True)
+class TargetStates:
+    """What one forward pass leaves: aux [B, S, layers * H] and last [B, S, H] (after the final norm)."""
+
+    aux: torch.Tensor
+    last: torch.Tensor
+
+
+class Target:
+    """A causal language model from a local folder, with hooks on the layers to capture.
+
+    layer_ids are indices into Hugging Face's `hidden_states`: id i is the residual stream that enters layer
+    i, which is what layer i - 1 put out. The last index (the number of layers) is after the final norm
+    there and is always returned as `last`, so it can't be among them.
+    """
+
+    def __init__(self, path: Path, dtype: str, layer_ids: Sequence[int] | None = None) -> None:
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype]).eval()
+        self.model.requires_grad_(False)
+        self.config = text_config(self.model.config)
+        self.layers = self.config.num_hidden_layers
+        self.hidden_size = self.config.hidden_size
+        self.layer_ids = list(layer_ids or default_layer_ids(self.layers))
+        if any(not 0 <= layer < self.layers for layer in self.layer_ids):
+            raise ValueError(
+                f"layer ids {self.layer_ids} for a target of {self.layers} layers: expected ids from 0 to "
+                f"{self.layers - 1} (Hugging Face's hidden_states numbering). Change hidden_states.layer_ids."
+            )
+        self._captured: dict[int, torch.Tensor] = {}
+        decoder = self.model.get_decoder()
+        for layer in self.layer_ids:
+            decoder.layers[layer].register_forward_pre_hook(self._capture(layer), with_kwargs=True)
+        if dtype == "float32":
+            _use_skinny_products(self.model)
+
+    def _capture(self, layer: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._captured[layer] = args[0] if args else kwargs["hidden_states"]
+
+        return hook
+
+    def new_cache(self) -> DynamicCache:
+        """An empty key-value cache; `cache.crop(n)` keeps the first n positions."""
+        return DynamicCache(config=self.config)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        cache: DynamicCache | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+    ) -> TargetStates:
+        """Run tokens [B, S] after what the cache holds.
+
+        attention_mask is [B, cached + S], 1 for tokens and 0 for padding on the left; None means no padding.
+        """
+        output = self.model.get_decoder()(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=cache,
+            use_cache=cache is not None,
+        )
+        aux = torch.cat([self._captured[layer] for layer in self.layer_ids], dim=-1)
+        self._captured.clear()
+        return TargetStates(aux, output.last_hidden_state)
+
+    @torch.inference_mode()
+    def logits(self, last: torch.Tensor) -> torch.Tensor:
+        """The head's logits [..., vocabulary] of states [..., H].
+
+        The rows are made one contiguous matrix first: a strided batch would have the head's weight copied
+        once a row.
+        """
+        rows = last.reshape(-1, last.shape[-1]).contiguous()
+        return self.model.get_output_embeddings()(rows).view(*last.shape[:-1], -1)
+
+    def embedding_weight(self) -> torch.Tensor:
+        """The input embedding [vocabulary, H]."""
+        return self.model.get_input_embeddings().weight
+
+    def head_weight(self) -> torch.Tensor:
+        """The output head [vocabulary, H] (the embedding itself where they are tied)."""
+        return self.model.get_output_embeddings().weight
+
+    def eos_ids(self) -> list[int]:
+        """The token ids that end an answer, from the generation config, sorted."""
+        eos = self.model.generation_config.eos_token_id
+        return sorted([eos] if isinstance(eos, int) else eos or [])
+
+
+def _use_skinny_products(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module.bias is None:
+            module.forward = _skinny_forward(module)  # type: ignore[method-assign]
+
+
+def _skinny_forward(linear: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A linear layer that multiplies from the weight's side when there are few rows.
+
+    On a CPU in float32, x @ W.T with 2 to 16 rows takes a kernel two to three times slower than W @ x.T,
+    which costs hardly more than one row: verifying a few drafted tokens then costs about one plain step.
+    """
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        rows = x.numel() // x.shape[-1]
+        if x.device.type != "cpu" or rows > _SKINNY_ROWS:
+            return nn.functional.linear(x, linear.weight)
+        return (linear.weight @ x.reshape(rows, -1).t()).t().reshape(*x.shape[:-1], -1)
+
+    return forward
