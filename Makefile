@@ -1,0 +1,72 @@
+# Eyrie's two commands are `make` (the default build) and `make test`; each sets up all it needs.
+# `make help` lists the rest.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TARGET := models/smollm2-135m-instruct
+TINY := models/tiny
+# More for Snakemake: make ARGS="--cores 1 openthoughts"
+ARGS ?= --cores all
+# pip's own checks for a newer pip say nothing about this build.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+export PATH := $(abspath $(BIN)):$(PATH)
+# Nothing is fetched from a hub at run time unless a dataset's source says so.
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM := false
+
+.DEFAULT_GOAL := build
+.DELETE_ON_ERROR:
+.PHONY: build test test-fast lint real plan unlock schema clean help
+
+build: $(BIN)/.ready $(TARGET)/SOURCE.json ## Build everything of config.yaml: drafter, evaluation, report
+	@python scripts/unlock.py
+	snakemake $(ARGS)
+
+plan: $(BIN)/.ready ## Say what `make` would do
+	snakemake --dry-run --quiet rules $(ARGS)
+
+test: $(BIN)/.ready-dev $(TARGET)/SOURCE.json ## Run all tests
+	pytest
+
+test-fast: $(BIN)/.ready-dev ## Run the tests that take seconds
+	pytest -m "not target and not build"
+
+lint: $(BIN)/.ready-dev ## Check style and types
+	ruff check
+	ruff format --check
+	mypy scripts
+	snakefmt --check Snakefile rules
+
+real: $(BIN)/.ready-dev $(TARGET)/SOURCE.json ## Build and evaluate a drafter from the public rows in ../shared/real
+	@python scripts/unlock.py
+	snakemake --cores all --configfile configs/real.yaml
+
+unlock: $(BIN)/.ready ## Clear the lock that a killed build left, if nothing holds it
+	@python scripts/unlock.py
+
+schema: $(BIN)/.ready ## Write the configuration's JSON schema anew
+	python scripts/write_schema.py --out schemas/config.schema.json
+
+clean: ## Remove all results but the store: answers, states and drafters that were paid for
+	rm -rf work/raw work/prompts work/logs work/benchmarks $(filter-out work/store,$(wildcard work/*)) .snakemake
+
+help: ## List these commands
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and alone: what comes later then finds it in place and takes no other build of it.
+$(BIN)/.ready: envs/cpu.txt | $(BIN)/python
+	$(PIP) $$(grep '^torch==' envs/cpu.txt)
+	$(PIP) -r envs/cpu.txt
+	@touch $@
+
+$(BIN)/.ready-dev: envs/dev.txt $(BIN)/.ready
+	$(PIP) -r envs/dev.txt
+	@touch $@
+
+$(TARGET)/SOURCE.json: | $(BIN)/.ready
+	python scripts/fetch_target.py --out $(TARGET)

@@ -1,0 +1,89 @@
+"""What every rule shares: the checked configuration, the paths of all targets, and recipes.
+
+A recipe is what changes a stage's result and nothing else; it reaches the stage's command as JSON and
+Snakemake as a parameter. What changes no result (threads, batch sizes) goes into the command only.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
+
+from eyrie.code_inputs import code_files
+from eyrie.config import CONFIG_FILES_VARIABLE, ConfigError, parse_config
+from eyrie.records import canonical_json, write_json
+from eyrie.recipes import (
+    answering_recipe,
+    capture_recipe,
+    drafter_recipe,
+    prompts_settings,
+    raw_files,
+    report_recipe,
+    tokenizing_recipe,
+)
+
+# Jobs run the interpreter that runs Snakemake, whether or not its environment was activated.
+os.environ["PATH"] = os.pathsep.join(
+    [str(Path(sys.executable).parent), os.environ["PATH"]]
+)
+# Error messages look the line of a key up in these.
+os.environ[CONFIG_FILES_VARIABLE] = os.pathsep.join(
+    str(path) for path in workflow.configfiles
+)
+
+try:
+    CONFIG = parse_config(config)
+except ConfigError as error:
+    raise WorkflowError(f"The configuration has mistakes:\n{error}") from None
+
+DATASETS = sorted(CONFIG.datasets)
+PROMPT_DATASETS = [name for name in DATASETS if CONFIG.datasets[name].kind == "prompts"]
+NATIVE_DATASETS = [name for name in DATASETS if CONFIG.datasets[name].kind == "native"]
+
+WORK = str(CONFIG.work)
+BUILD = f"{WORK}/{CONFIG.target.name}"
+STORE = f"{WORK}/store"
+LOGS = f"{WORK}/logs"
+BENCHMARKS = f"{WORK}/benchmarks"
+SOURCE = f"{WORK}/raw/{{dataset}}/source.json"
+PROMPTS = f"{WORK}/prompts/{{dataset}}/prompts.jsonl"
+CONVERSATIONS = f"{WORK}/prompts/{{dataset}}/conversations.jsonl"
+PROMPTS_LEDGER = f"{WORK}/prompts/{{dataset}}/ledger.json"
+TARGET = f"{BUILD}/target.json"
+TOKENIZED = f"{BUILD}/tokenized/{{dataset}}/tokenized_data.jsonl"
+TOKENIZED_LEDGER = f"{BUILD}/tokenized/{{dataset}}/ledger.json"
+MANIFEST = f"{BUILD}/hidden_states/{{dataset}}/manifest.json"
+VOCABULARY = f"{BUILD}/drafter/vocabulary.json"
+CHECKPOINT_FOLDER = f"{BUILD}/drafter/checkpoint"
+CHECKPOINT = f"{CHECKPOINT_FOLDER}/model.safetensors"
+TRAINING = f"{CHECKPOINT_FOLDER}/training.json"
+EVALUATION = f"{BUILD}/drafter/evaluation.json"
+REPORT = f"{BUILD}/report.html"
+
+TARGET_PATH = str(CONFIG.target.path)
+ENGINE = canonical_json(CONFIG.engine.model_dump(mode="json"))
+
+
+wildcard_constraints:
+    dataset="|".join(DATASETS),
+
+
+onstart:
+    write_json(Path(WORK) / "config.json", CONFIG.model_dump(mode="json"))
+
+
+def conversation_rows(dataset):
+    """The rows that a dataset's raw files are read into."""
+    native = CONFIG.datasets[dataset].kind == "native"
+    return (CONVERSATIONS if native else PROMPTS).format(dataset=dataset)
+
+
+for name in DATASETS:
+
+    rule:
+        name:
+            name
+        input:
+            TOKENIZED.format(dataset=name),
+            MANIFEST.format(dataset=name),

@@ -1,0 +1,70 @@
+"""Samples and hidden states to a drafter and its evaluation.
+
+Inputs:  every dataset's tokenized_data.jsonl and manifest.json; the target's folder.
+Outputs: work/{target}/drafter/vocabulary.json, the tokens that the drafter can propose;
+         work/{target}/drafter/checkpoint/, which vLLM and SGLang load;
+         work/{target}/drafter/evaluation.json, measured on the held-out share.
+"""
+
+
+rule build_vocabulary:
+    input:
+        rows=expand(TOKENIZED, dataset=DATASETS),
+        target=TARGET,
+        code=code_files("build_vocabulary"),
+    output:
+        vocabulary=VOCABULARY,
+    log:
+        f"{LOGS}/build_vocabulary.log",
+    benchmark:
+        f"{BENCHMARKS}/build_vocabulary.tsv"
+    params:
+        size=CONFIG.drafter.draft_vocab_size,
+    shell:
+        "python scripts/build_vocabulary.py --tokenized {input.rows:q} --target {input.target:q}"
+        " --size {params.size} --out {output.vocabulary:q} --log {log:q}"
+
+
+rule train_drafter:
+    input:
+        rows=expand(TOKENIZED, dataset=DATASETS),
+        manifests=expand(MANIFEST, dataset=DATASETS),
+        vocabulary=VOCABULARY,
+        target=TARGET,
+    output:
+        weights=CHECKPOINT,
+        config=f"{CHECKPOINT_FOLDER}/config.json",
+        card=f"{CHECKPOINT_FOLDER}/README.md",
+        training=TRAINING,
+    log:
+        f"{LOGS}/train_drafter.log",
+    benchmark:
+        f"{BENCHMARKS}/train_drafter.tsv"
+    threads: CONFIG.training.threads
+    params:
+        recipe=drafter_recipe(CONFIG),
+    shell:
+        "python scripts/train_drafter.py --tokenized {input.rows:q} --manifests {input.manifests:q}"
+        " --vocabulary {input.vocabulary:q} --target {input.target:q} --target-path {TARGET_PATH:q}"
+        " --recipe {params.recipe:q} --store {STORE:q} --out-dir {CHECKPOINT_FOLDER:q} --log {log:q}"
+
+
+rule evaluate_drafter:
+    input:
+        weights=CHECKPOINT,
+        config=f"{CHECKPOINT_FOLDER}/config.json",
+        rows=expand(TOKENIZED, dataset=DATASETS),
+        target=TARGET,
+    output:
+        evaluation=EVALUATION,
+    log:
+        f"{LOGS}/evaluate_drafter.log",
+    benchmark:
+        f"{BENCHMARKS}/evaluate_drafter.tsv"
+    threads: CONFIG.evaluation.threads
+    params:
+        settings=CONFIG.evaluation.model_dump_json(),
+    shell:
+        "python scripts/evaluate_drafter.py --checkpoint {CHECKPOINT_FOLDER:q} --tokenized {input.rows:q}"
+        " --target {input.target:q} --target-path {TARGET_PATH:q} --settings {params.settings:q}"
+        " --out {output.evaluation:q} --log {log:q}"
