@@ -1,0 +1,282 @@
+"""The whole chain on the tiny target, through Snakemake: what it makes, what it redoes, what stops it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from workspace import TINY, Workspace, jobs_of, tiny_workspace
+
+pytestmark = pytest.mark.build
+
+DATASETS = ["kimi_native", "openthoughts", "sharegpt", "swe_agent"]
+ROWS = ["build_prompts", "answer_prompts", "capture_states"]
+AFTER = {(rule, "") for rule in ("build_vocabulary", "train_drafter", "evaluate_drafter", "build_report")}
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A finished tiny build, which no test changes."""
+    workspace = tiny_workspace(tmp_path_factory.mktemp("built"))
+    workspace.build()
+    return workspace
+
+
+@pytest.fixture
+def copied(built: Workspace, tmp_path: Path) -> Workspace:
+    """A finished tiny build of the test's own."""
+    return built.copy(tmp_path / "copy")
+
+
+def test_the_whole_chain_is_there(built: Workspace) -> None:
+    results = built.results()
+    for dataset in DATASETS:
+        kind = "conversations" if dataset == "kimi_native" else "prompts"
+        for name in (
+            f"raw/{dataset}/source.json",
+            f"prompts/{dataset}/{kind}.jsonl",
+            f"prompts/{dataset}/ledger.json",
+            f"prompts/{dataset}/rejects.jsonl",
+            f"tiny/tokenized/{dataset}/tokenized_data.jsonl",
+            f"tiny/tokenized/{dataset}/ledger.json",
+            f"tiny/hidden_states/{dataset}/manifest.json",
+        ):
+            assert results[name] is not None
+    evaluation = json.loads(results["tiny/drafter/evaluation.json"])
+    assert evaluation["identical_outputs"]["equal"] == evaluation["identical_outputs"]["total"] > 0
+    assert set(evaluation["acceptance_length"]) == {"3", "5"}
+    assert b"tokens_per_second" not in results["tiny/drafter/evaluation.json"]
+    assert results["tiny/report.html"].startswith(b"<!")
+
+
+def test_rows_add_up_from_file_to_sample(built: Workspace) -> None:
+    for dataset in DATASETS:
+        read = json.loads(built.read(f"work/prompts/{dataset}/ledger.json"))
+        answered = json.loads(built.read(f"work/tiny/tokenized/{dataset}/ledger.json"))
+        rows = [
+            json.loads(line)
+            for line in built.read(f"work/tiny/tokenized/{dataset}/tokenized_data.jsonl").split("\n")[:-1]
+        ]
+        manifest = json.loads(built.read(f"work/tiny/hidden_states/{dataset}/manifest.json"))
+        assert read["in"] == read["kept"] + sum(read["skipped"].values())
+        assert read["kept"] == answered["in"] == answered["kept"] + sum(answered["skipped"].values())
+        assert [row["id"] for row in rows] == [sample["id"] for sample in manifest["samples"]]
+        assert len(rows) == answered["kept"]
+
+
+def test_a_finished_build_has_nothing_to_do(built: Workspace) -> None:
+    assert built.plan() == set()
+    assert "Nothing to be done" in built.build()
+
+
+def test_a_dataset_is_a_target_of_its_own(built: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    fresh = Workspace.clone(tmp_path / "empty")
+    shutil.copytree(built.folder / "models", fresh.folder / "models")
+    chain = jobs_of("openthoughts", ["fetch_raw", *ROWS]) | {("identify_target", "")}
+    assert fresh.plan("openthoughts") == chain
+
+
+def touch(workspace: Workspace) -> None:
+    for path in [*workspace.folder.glob("samples/*.*"), *workspace.folder.rglob("scripts/**/*.py")]:
+        os.utime(path)
+
+
+def reorder(workspace: Workspace) -> None:
+    path = workspace.folder / TINY
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    data["datasets"] = dict(reversed(data["datasets"].items()))
+    path.write_text(yaml.safe_dump(dict(reversed(data.items())), sort_keys=False), encoding="utf-8")
+
+
+def change_raw_bytes(workspace: Workspace) -> None:
+    path = workspace.folder / "samples/sharegpt.json"
+    path.write_bytes(path.read_bytes() + b"\n")
+
+
+def replace(name: str, old: str, new: str) -> Callable[[Workspace], None]:
+    return lambda workspace: workspace.edit(name, old, new)
+
+
+def append_comment(name: str) -> Callable[[Workspace], None]:
+    def edit(workspace: Workspace) -> None:
+        with (workspace.folder / name).open("a", encoding="utf-8") as file:
+            file.write("\n# A comment.\n")
+
+    return edit
+
+
+OPENTHOUGHTS = jobs_of("openthoughts", ROWS) | AFTER
+ALL_ANSWERS = (
+    {("answer_prompts", name) for name in DATASETS if name != "kimi_native"}
+    | {("tokenize_conversations", "kimi_native")}
+    | {("capture_states", name) for name in DATASETS}
+    | AFTER
+)
+EDITS = {
+    "touched files": (touch, set()),
+    "the order of keys": (reorder, set()),
+    "the batch size": (replace(TINY, "batch_size: 8", "batch_size: 3"), set()),
+    "how often training is saved": (replace(TINY, "checkpoint_every: 5", "checkpoint_every: 50"), set()),
+    "raw bytes": (change_raw_bytes, jobs_of("sharegpt", ["fetch_raw", *ROWS]) | AFTER),
+    "a dataset's entry": (
+        replace(TINY, "layout: sharegpt\n", "layout: sharegpt\n    prompt: system_and_first_user\n"),
+        OPENTHOUGHTS,
+    ),
+    "`from` in the layout of one dataset": (
+        replace("scripts/eyrie/layouts/sharegpt.py", '"from"', '"From"'),
+        OPENTHOUGHTS,
+    ),
+    "a comment in the layout of no dataset": (
+        append_comment("scripts/eyrie/layouts/preference.py"),
+        set(),
+    ),
+    "the layers": (
+        replace(TINY, "hidden_states:\n", "hidden_states:\n  layer_ids: [1, 2, 3]\n"),
+        {("capture_states", name) for name in DATASETS} | (AFTER - {("build_vocabulary", "")}),
+    ),
+    "one partition's sampling": (
+        replace(TINY, "long: {max_new_tokens: 24}", "long: {max_new_tokens: 23}"),
+        jobs_of("swe_agent", ["answer_prompts", "capture_states"]) | AFTER,
+    ),
+    "the split": (replace(TINY, "validation: 0.1,", "validation: 0.2,"), ALL_ANSWERS),
+    "the draft vocabulary's size": (replace(TINY, "draft_vocab_size: 256", "draft_vocab_size: 128"), AFTER),
+    "the learning rate": (
+        replace(TINY, "epochs: 2", "epochs: 2\n  learning_rate: 1.0e-3"),
+        AFTER - {("build_vocabulary", "")},
+    ),
+    "the evaluation": (
+        replace(TINY, "prompts_per_dataset: 2", "prompts_per_dataset: 1"),
+        {("evaluate_drafter", ""), ("build_report", "")},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_makes_stale_what_depends_on_it_and_nothing_else(copied: Workspace, name: str) -> None:
+    edit, expected = EDITS[name]
+    edit(copied)
+    assert copied.plan() == expected
+
+
+def test_a_layout_edit_that_changes_nothing_costs_no_answer(copied: Workspace) -> None:
+    before, answers = copied.results(), copied.journal_lines()
+    append_comment("scripts/eyrie/layouts/sharegpt.py")(copied)
+    said = copied.build()
+    assert "answer_prompts" in said
+    assert copied.results() == before
+    assert copied.journal_lines() == answers
+
+
+def test_a_build_killed_while_answering_ends_as_an_undisturbed_one(built: Workspace, tmp_path: Path) -> None:
+    killed = tiny_workspace(tmp_path)
+    killed.build_until(lambda: sum(map(len, killed.journal_lines().values())) >= 5, "responses")
+    before = killed.journal_lines()
+    locked = killed.build(check=False)
+    assert "LockException" in locked or "locked" in locked
+    killed.run("scripts/unlock.py")
+    killed.build()
+    for name, lines in before.items():
+        assert killed.journal_lines()[name][: len(lines)] == lines
+    answered = [line.split(b'"')[3] for lines in killed.journal_lines().values() for line in lines]
+    prompts = sum(
+        json.loads(built.read(f"work/prompts/{name}/ledger.json"))["kept"]
+        for name in DATASETS
+        if name != "kimi_native"
+    )
+    assert len(answered) == len(set(answered)) == prompts
+    assert killed.results() == built.results()
+
+
+def test_unlock_refuses_while_a_build_runs(copied: Workspace) -> None:
+    (copied.folder / ".snakemake/locks").mkdir(parents=True, exist_ok=True)
+    (copied.folder / ".snakemake/locks/0.output.lock").write_text("work/x\n")
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)", "snakemake"], cwd=copied.folder
+    ) as process:
+        refused = copied.run("scripts/unlock.py", check=False)
+        process.kill()
+    assert refused.returncode != 0
+    assert str(process.pid) in refused.stderr
+    assert (copied.folder / ".snakemake/locks/0.output.lock").exists()
+    copied.run("scripts/unlock.py")
+    assert not list((copied.folder / ".snakemake/locks").glob("*"))
+
+
+def test_two_builds_with_other_batches_give_the_same_bytes(built: Workspace, tmp_path: Path) -> None:
+    other = tiny_workspace(tmp_path)
+    other.edit(TINY, "batch_size: 8", "batch_size: 1")
+    other.build("--cores", "1")
+    ignored = {"config.json"}
+    mine, theirs = built.results(), other.results()
+    assert {k: v for k, v in mine.items() if k not in ignored} == {
+        k: v for k, v in theirs.items() if k not in ignored
+    }
+
+
+def empty_rows(workspace: Workspace) -> None:
+    path = workspace.folder / "samples/sharegpt.json"
+    rows = [{"id": f"{i}_0", "conversations": []} for i in range(7)]
+    path.write_text(json.dumps(rows), encoding="utf-8")
+
+
+def unknown_role(workspace: Workspace) -> None:
+    path = workspace.folder / "samples/sharegpt.json"
+    rows = [
+        {"id": f"{i}_0", "conversations": [{"from": "oracle", "value": f"question {i}"}]} for i in range(7)
+    ]
+    path.write_text(json.dumps(rows), encoding="utf-8")
+
+
+def missing_column(workspace: Workspace) -> None:
+    path = workspace.folder / "samples/sharegpt.json"
+    rows = [{"id": f"{i}_0", "dialogue": [{"from": "human", "value": "hello"}]} for i in range(7)]
+    path.write_text(json.dumps(rows), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("edit", "seen"),
+    [
+        (empty_rows, "7 empty_conversation"),
+        (unknown_role, "unknown_role:oracle"),
+        (missing_column, "missing_column:conversations"),
+    ],
+)
+def test_a_file_without_usable_rows_stops_its_dataset_and_no_other(
+    copied: Workspace, edit: Callable[[Workspace], None], seen: str
+) -> None:
+    # All of another dataset's rows are to be built anew, so that it is seen to finish.
+    shutil.rmtree(copied.folder / "work/prompts/openthoughts")
+    edit(copied)
+    said = copied.build(check=False)
+    lines = copied.read(TINY).splitlines()
+    line = lines.index("    layout: sharegpt_chunks") + 1
+    for words in (
+        "samples/sharegpt.json",
+        seen,
+        "expected",
+        f"tiny.yaml:{line} datasets.sharegpt.layout",
+    ):
+        assert words in said, f"{words!r} is not in\n{said}"
+    assert (copied.folder / "work/prompts/openthoughts/prompts.jsonl").exists()
+    assert (copied.folder / "work/tiny/hidden_states/openthoughts/manifest.json").exists()
+
+
+def test_mistakes_in_the_configuration_are_told_before_anything_runs(copied: Workspace) -> None:
+    copied.edit(TINY, "engine:\n", "engine:\n  thread: 2\n")
+    said = copied.build(check=False)
+    assert "unknown key 'thread'; did you mean threads?" in said
+
+
+def test_the_full_build_is_planned_without_the_target_or_the_data(tmp_path: Path) -> None:
+    jobs = Workspace.clone(tmp_path).plan(config="configs/kimi-k2.5.yaml")
+    assert len(jobs) == 1 + 10 * 4 + 4
+    assert ("answer_prompts", "swe_agent") in jobs
+    assert ("tokenize_conversations", "deepswe_kimi") in jobs
