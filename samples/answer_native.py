@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from generate_samples import SEED
 from generator import kimi_native
 from generator.common import Row, write_text
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 MAX_NEW_TOKENS = 120
 BATCH = 16

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from workspace import TINY, Workspace, jobs_of, tiny_workspace
 
 pytestmark = pytest.mark.build
@@ -139,7 +140,7 @@ EDITS = {
         set(),
     ),
     "the layers": (
-        replace(TINY, "hidden_states:\n", "hidden_states:\n  layer_ids: [1, 2, 3]\n"),
+        replace(TINY, "layer_ids: [1, 3, 5]", "layer_ids: [1, 2, 3]"),
         {("capture_states", name) for name in DATASETS} | (AFTER - {("build_vocabulary", "")}),
     ),
     "one partition's sampling": (

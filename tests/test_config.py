@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from eyrie.config import Config, ConfigError, config_line, json_schema, parse_config
 from eyrie.recipes import answering_recipe, capture_recipe, drafter_recipe, prompts_settings, report_recipe
 from eyrie.split import share_of

@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from eyrie.records import (
     Ledger,
     RecordError,
@@ -18,8 +21,6 @@ from eyrie.records import (
     write_json,
     write_jsonl,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 json_values = st.recursive(
     st.none()

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from eyrie.store import Journal, States, StateStore, StoreError, answers_folder, read_journals
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from eyrie.store import Journal, States, StateStore, StoreError, answers_folder, read_journals
 
 RECIPE = {"target_revision": "r", "layer_ids": [1, 2, 3], "dtype": "bfloat16"}
 

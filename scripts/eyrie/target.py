@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationConfig
 from transformers.utils import logging as transformers_logging
+
+from eyrie.config import HiddenStatesSettings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -31,6 +33,31 @@ def text_config(config: Any) -> Any:
 def read_text_config(path: Path) -> Any:
     """The language model's configuration of a target folder, read without its weights."""
     return text_config(AutoConfig.from_pretrained(path))
+
+
+def read_eos_ids(path: Path) -> list[int]:
+    """The token ids that end an answer, read from a target folder without its weights, sorted."""
+    try:
+        settings = GenerationConfig.from_pretrained(path)
+    except OSError:  # no generation_config.json; transformers then derives it from the model's, as here
+        settings = GenerationConfig.from_model_config(AutoConfig.from_pretrained(path))
+    return _sorted_ids(settings.eos_token_id)
+
+
+def states_recipe(
+    target: Mapping[str, Any], settings: HiddenStatesSettings, compute_dtype: str
+) -> dict[str, Any]:
+    """What the numbers of stored hidden states depend on; `target` is what target.json holds."""
+    return {
+        "target_revision": target["revision"],
+        "layer_ids": settings.layer_ids or target["layer_ids_default"],
+        "dtype": settings.dtype,
+        "compute_dtype": compute_dtype,
+    }
+
+
+def _sorted_ids(eos: int | list[int] | None) -> list[int]:
+    return sorted([eos] if isinstance(eos, int) else eos or [])
 
 
 @dataclass(frozen=True)
@@ -76,7 +103,7 @@ class Target:
         return hook
 
     def new_cache(self) -> DynamicCache:
-        """An empty key-value cache; `cache.crop(n)` keeps the first n positions."""
+        """An empty key-value cache; `cache.crop(-n)` drops the last n positions."""
         return DynamicCache(config=self.config)
 
     @torch.inference_mode()
@@ -122,8 +149,7 @@ class Target:
 
     def eos_ids(self) -> list[int]:
         """The token ids that end an answer, from the generation config, sorted."""
-        eos = self.model.generation_config.eos_token_id
-        return sorted([eos] if isinstance(eos, int) else eos or [])
+        return _sorted_ids(self.model.generation_config.eos_token_id)
 
 
 def _use_skinny_products(model: nn.Module) -> None:

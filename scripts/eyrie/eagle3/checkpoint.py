@@ -1,0 +1,205 @@
+"""The drafter on disk: the classic LlamaForCausalLMEagle3 files, which vLLM and SGLang both load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+
+from eyrie.eagle3.model import Drafter, DrafterConfig
+from eyrie.records import RecordError, atomic_write, read_json, write_json
+
+ARCHITECTURE = "LlamaForCausalLMEagle3"
+# SGLang captures what a layer puts out where vLLM and Hugging Face count what enters it: these of its
+# models add one to every id; its DeepSeek-like ones (Kimi among them) only where the first id is 1.
+_SGLANG_AS_IS = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"})
+
+
+def engine_layer_ids(engine: str, model_type: str, layer_ids: Sequence[int]) -> list[int]:
+    """The ids to write for an engine, so that it captures these layers of Hugging Face's hidden_states."""
+    if engine == "sglang" and model_type not in _SGLANG_AS_IS:
+        return [layer - 1 for layer in layer_ids]
+    return list(layer_ids)
+
+
+def config_json(config: DrafterConfig) -> dict[str, Any]:
+    """The checkpoint's config.json; layer ids as Hugging Face and vLLM count them."""
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": config.hidden_size,
+        "target_hidden_size": config.target_hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "draft_vocab_size": config.draft_vocab_size,
+        "rms_norm_eps": config.rms_norm_eps,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None,
+        "max_position_embeddings": config.max_position_embeddings,
+        "tie_word_embeddings": False,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": config.eos_token_id,
+        "torch_dtype": "bfloat16",
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            "eagle_aux_hidden_state_layer_ids": list(config.layer_ids),
+        },
+    }
+
+
+def _read_config(path: Path) -> DrafterConfig:
+    data = read_json(path)
+    try:
+        if data["architectures"] != [ARCHITECTURE]:
+            raise RecordError(f"{path}: expected architectures [{ARCHITECTURE}], saw {data['architectures']}")
+        same = {
+            name: data[name]
+            for name in DrafterConfig.__dataclass_fields__
+            if name not in ("layer_ids", "target_hidden_size")
+        }
+        return DrafterConfig(
+            **same,
+            target_hidden_size=data.get("target_hidden_size") or data["hidden_size"],
+            layer_ids=tuple(data["eagle_config"]["eagle_aux_hidden_state_layer_ids"]),
+        )
+    except KeyError as error:
+        raise RecordError(
+            f"{path}: expected the key {error} of an EAGLE-3 drafter's configuration"
+        ) from error
+
+
+def _check_maps(d2t: torch.Tensor, t2d: torch.Tensor, where: str) -> None:
+    """Hold t2d's true places to be d2t plus the draft ids, whatever wrote them. Raises RecordError."""
+    from_t2d = t2d.nonzero()[:, 0]
+    from_d2t = d2t + torch.arange(len(d2t))
+    if not torch.equal(from_t2d, from_d2t):
+        raise RecordError(
+            f"{where}: d2t and t2d disagree: t2d marks {len(from_t2d)} tokens and d2t leads to "
+            f"{len(set(from_d2t.tolist()))}, and they must be the same, rising. A drafter with wrong maps "
+            "loads everywhere and has nothing accepted; export it anew."
+        )
+
+
+def save_checkpoint(folder: Path, drafter: Drafter, card: str, manifest: Mapping[str, Any]) -> None:
+    """Write model.safetensors (floats in bfloat16), config.json, README.md, training.json, each atomically.
+
+    card: the README's text. manifest: the content of training.json. Raises RecordError if the maps disagree.
+    """
+    tensors = {
+        name: tensor.detach().to("cpu", torch.bfloat16 if tensor.is_floating_point() else None).contiguous()
+        for name, tensor in drafter.state_dict().items()
+    }
+    _check_maps(tensors["d2t"], tensors["t2d"], str(folder))
+    with atomic_write(folder / "model.safetensors") as file:
+        file.write(save(tensors, metadata={"format": "pt"}))
+    write_json(folder / "config.json", config_json(drafter.config))
+    with atomic_write(folder / "README.md") as file:
+        file.write(card.encode())
+    write_json(folder / "training.json", dict(manifest))
+
+
+def load_drafter(folder: Path, embedding: torch.Tensor, dtype: torch.dtype) -> Drafter:
+    """The drafter of a checkpoint folder with the target's embedding [V, H], in inference mode.
+
+    Raises RecordError for missing or unknown tensors, wrong shapes, and maps that disagree.
+    """
+    config = _read_config(folder / "config.json")
+    path = folder / "model.safetensors"
+    try:
+        tensors = load_file(path)
+    except Exception as error:
+        raise RecordError(f"{path} cannot be read: {error}. Export the drafter anew.") from error
+    if list(embedding.shape) != [config.vocab_size, config.hidden_size]:
+        raise RecordError(
+            f"{folder}: the drafter is for a target embedding of shape "
+            f"{[config.vocab_size, config.hidden_size]}, but this target's has {list(embedding.shape)}"
+        )
+    drafter = Drafter(config, range(config.draft_vocab_size), embedding.to(dtype))
+    expected = {name: list(tensor.shape) for name, tensor in drafter.state_dict().items()}
+    seen = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    if seen != expected:
+        names = sorted(n for n in expected.keys() | seen.keys() if expected.get(n) != seen.get(n))
+        lines = [f"  {n}: expected {expected.get(n, 'nothing')}, saw {seen.get(n, 'nothing')}" for n in names]
+        raise RecordError(
+            f"{path} does not hold the tensors of its config.json:\n" + "\n".join(lines) + "\n"
+            "  change: export the drafter anew, or put the matching config.json beside it"
+        )
+    _check_maps(tensors["d2t"], tensors["t2d"], str(path))
+    drafter.load_state_dict(tensors)
+    return drafter.to(dtype).eval().requires_grad_(False)
+
+
+def model_card(
+    target: Mapping[str, Any], model_type: str, manifest: Mapping[str, Any], config: DrafterConfig
+) -> str:
+    """The checkpoint's README: what it is for, what it was made from, and how to serve it.
+
+    target: target.json. model_type: the target's, from its text configuration. manifest: training.json.
+    """
+    counts, last = manifest["counts"], (manifest["validation"] or [{}])[-1]
+    length = last.get("acceptance_length")
+    measured = (
+        f"On {last['rows']} validation rows the replayed acceptance length at 3 draft tokens is {length:.3f}."
+        if length is not None
+        else "No validation rows were there to measure it on."
+    )
+    trained = (
+        f"{counts['train_rows']} rows with {counts['train_places']} supervised positions, "
+        f"{counts['epochs']} epochs, {counts['steps']} steps"
+    )
+    name = target.get("hub_id") or target["name"]
+    ids, sglang = list(config.layer_ids), engine_layer_ids("sglang", model_type, config.layer_ids)
+    note = (
+        "SGLang counts the layers as written here."
+        if ids == sglang
+        else f"SGLang counts this target's layers from the other side: in a copy of this folder for SGLang,\n"
+        f"set `eagle_aux_hidden_state_layer_ids` in config.json to `{sglang}`."
+    )
+    return f"""---
+base_model: {name}
+tags: [eagle3, speculative-decoding]
+---
+
+# EAGLE-3 drafter for {name}
+
+It proposes tokens that {name} then checks, so the output is the target's own.
+
+| | |
+|---|---|
+| target | {name} |
+| target's digest | {target["revision"]} |
+| captured layers | {ids} (Hugging Face's `hidden_states`; vLLM counts the same way) |
+| draft vocabulary | {config.draft_vocab_size} of {config.vocab_size} tokens |
+| trained on | {trained} |
+
+{measured} Figures, settings and digests are in training.json.
+
+## Serving
+
+vLLM:
+
+```
+vllm serve {name} \\
+  --speculative-config '{{"method": "eagle3", "model": "PATH/TO/THIS/FOLDER", "num_speculative_tokens": 3}}'
+```
+
+SGLang:
+
+```
+python -m sglang.launch_server --model-path {name} \\
+  --speculative-algorithm EAGLE3 --speculative-draft-model-path PATH/TO/THIS/FOLDER \\
+  --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4
+```
+
+{note} With `--speculative-algorithm EAGLE` it would serve without an error and accept nothing.
+"""

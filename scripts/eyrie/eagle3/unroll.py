@@ -1,0 +1,163 @@
+"""The training-time test: the drafter fed its own states, with exact attention over the cached keys.
+
+At step i a query at position p sees the step-0 keys of positions up to p, and of each later step j = 1..i
+only the key of p itself: what it would have in its cache had it drafted i tokens after p. This is attention
+under a mask of one causal block and i diagonal ones, without computing what the diagonal blocks mask out.
+
+Two things are computed once for all steps. The embedding's half of the query, key and value products
+depends on the token alone, not on the step; and since the embedding is frozen, the learnt scale of its
+norm is folded into the weights, so that no gradient runs back to the tokens at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from eyrie.eagle3.batches import Layout
+from eyrie.eagle3.model import Drafter, rms_normalise, rotary, rotate
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x [N, in] times a linear layer's weight [out, in], computed in `dtype`, returned in float32."""
+    return nn.functional.linear(x.to(dtype), weight.to(dtype)).float()
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """Keys and values [Q, kv_heads, head_dim] of the queries at one step after step 0."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+class Unroll:
+    """One pass of the drafter over a layout: `first()`, then `next(...)` as often as there are steps.
+
+    dtype: of the matrix products. All states are float32 [Q, H], in the order of the layout's queries.
+    """
+
+    def __init__(self, drafter: Drafter, layout: Layout, dtype: torch.dtype = torch.float32) -> None:
+        self._layer = drafter.midlayer
+        self._drafter, self._layout, self._dtype = drafter, layout, dtype
+        attention, width = drafter.midlayer.self_attn, drafter.config.hidden_size
+        projections = (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
+        weight = torch.cat(projections)
+        self._hidden_weight = weight[:, width:]
+        self._embedding_weight = weight[:, :width] * self._layer.input_layernorm.weight
+        self._query_width = len(projections[0])
+        self._masks = _causal_masks(layout, attention.heads // attention.kv_heads)
+        self._chain: list[_Chain] = []
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The embedding's share of queries, keys and values [N, q + k + v] for tokens [N]."""
+        return product(self._normed_embedding(token_ids), self._embedding_weight, self._dtype)
+
+    def _normed_embedding(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return rms_normalise(self._drafter.embed(token_ids), self._layer.input_layernorm.eps)
+
+    def first(self, embedded: torch.Tensor) -> torch.Tensor:
+        """Step 0: fills the cache for all keys; returns the queries' states [Q, H].
+
+        embedded: `embed` of the queries' next tokens.
+        """
+        layout, query = self._layout, self._query_width
+        features = product(layout.aux, self._drafter.fc.weight, self._dtype)
+        normed = self._layer.hidden_norm(features)
+        tokens = self._normed_embedding(layout.key_tokens)
+        keys_values = product(normed, self._hidden_weight[query:], self._dtype)
+        keys_values = keys_values + product(tokens, self._embedding_weight[query:], self._dtype)
+        keys, values = self._heads(keys_values).chunk(2, dim=1)
+        self._keys = rotate(keys, *self._angles(layout.key_positions))
+        self._values = values
+        queries = product(normed[layout.query_rows], self._hidden_weight[:query], self._dtype)
+        queries = self._heads(queries + embedded[:, :query])
+        return self._finish(
+            features[layout.query_rows], rotate(queries, *self._angles(layout.query_positions))
+        )
+
+    def next(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        """The step after the states `hidden` [Q, H]; embedded: `embed` of the tokens it takes, [Q, ...]."""
+        step = len(self._chain) + 1
+        angles = self._angles(self._layout.query_positions + step)
+        normed = self._layer.hidden_norm(hidden)
+        heads = self._heads(product(normed, self._hidden_weight, self._dtype) + embedded)
+        attention = self._layer.self_attn
+        sizes = [attention.heads, attention.kv_heads, attention.kv_heads]
+        queries, keys, values = torch.split(heads, sizes, dim=1)
+        self._chain.append(_Chain(rotate(keys, *angles), values))
+        return self._finish(hidden, rotate(queries, *angles))
+
+    def _finish(self, hidden: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+        layer, dtype = self._layer, self._dtype
+        mixed = self._attend(queries)
+        hidden = hidden + product(mixed, layer.self_attn.o_proj.weight, dtype)
+        normed = layer.post_attention_layernorm(hidden)
+        gate = product(normed, layer.mlp.gate_proj.weight, dtype)
+        up = product(normed, layer.mlp.up_proj.weight, dtype)
+        return hidden + product(nn.functional.silu(gate) * up, layer.mlp.down_proj.weight, dtype)
+
+    def _attend(self, queries: torch.Tensor) -> torch.Tensor:
+        """queries [Q, heads, head_dim] to the mixed values [Q, heads * head_dim].
+
+        The step-0 block sample by sample, the diagonals for all queries at once.
+        """
+        layout, attention = self._layout, self._layer.self_attn
+        kv, size = attention.kv_heads, attention.head_dim
+        groups = attention.heads // kv
+        queries = queries.view(-1, kv, groups, size) * size**-0.5
+        own = [(queries * step.keys[:, :, None]).sum(-1) for step in self._chain]
+        diagonals = torch.stack(own, dim=-1) if own else queries.new_empty(*queries.shape[:-1], 0)
+        mixed, weights = [], []
+        for query, diagonal, keys, values, mask in zip(
+            torch.split(queries, layout.query_counts),
+            torch.split(diagonals, layout.query_counts),
+            torch.split(self._keys, layout.key_counts),
+            torch.split(self._values, layout.key_counts),
+            self._masks,
+            strict=True,
+        ):
+            # [kv, groups * q, ...]: the heads of a group are so many more queries of its key head.
+            rows = query.permute(1, 2, 0, 3).reshape(kv, -1, size)
+            scores = torch.baddbmm(mask.expand(kv, -1, -1), rows, keys.permute(1, 2, 0))
+            scores = torch.cat([scores, diagonal.permute(1, 2, 0, 3).reshape(kv, len(mask), -1)], dim=-1)
+            probability = scores.softmax(dim=-1)
+            block = probability[..., : len(keys)] @ values.transpose(0, 1)
+            mixed.append(block.view(kv, groups, -1, size).permute(2, 0, 1, 3))
+            weights.append(probability[..., len(keys) :].view(kv, groups, len(query), -1).permute(2, 0, 1, 3))
+        output = torch.cat(mixed)
+        if self._chain:
+            weight = torch.cat(weights)
+            for index, step in enumerate(self._chain):
+                output = output + weight[..., index, None] * step.values[:, :, None]
+        return output.reshape(len(queries), -1)
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(len(x), -1, self._layer.self_attn.head_dim)
+
+    def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        attention = self._layer.self_attn
+        return rotary(positions, attention.head_dim, attention.theta)
+
+
+def _causal_masks(layout: Layout, groups: int) -> list[torch.Tensor]:
+    """For each sample [groups * q, k]: 0 where a query may look, minus infinity at later positions."""
+    masks = []
+    for positions, keys in zip(
+        torch.split(layout.query_positions, layout.query_counts), layout.key_counts, strict=True
+    ):
+        later = torch.arange(keys, device=positions.device) > positions[:, None]
+        masks.append(torch.zeros(later.shape).masked_fill(later, -torch.inf).repeat(groups, 1))
+    return masks
+
+
+def unroll(drafter: Drafter, layout: Layout, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """The states [Q, H] of every step of the layout, fed with the samples' own tokens."""
+    run = Unroll(drafter, layout, dtype)
+    embedded = run.embed(layout.chain_tokens)
+    states = [run.first(embedded[layout.chain_rows[0]])]
+    for rows in layout.chain_rows[1:]:
+        states.append(run.next(states[-1], embedded[rows]))
+    return states

@@ -1,0 +1,235 @@
+"""The engine inside the job: prompts answered in batches, or finished samples run through, on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+import torch
+
+from eyrie.config import EngineSettings, SamplingSettings
+from eyrie.records import content_key
+from eyrie.store import States, StoreError
+from eyrie.target import DTYPES, Target
+
+FinishReason = Literal["stop", "length"]
+Item = TypeVar("Item")
+Prompt = tuple[str, list[int]]
+
+# Largest difference between a captured state and the reference, as a share of its length: what storing with
+# 8 bits of mantissa and computing in another batch, with other sums, may do.
+_REFERENCE_LIMITS = {torch.float32: 0.02, torch.bfloat16: 0.2, torch.float16: 0.05}
+
+# Finished rows stay in the batch until the running ones are at most this share of it: taking a row out copies
+# the whole cache, which costs as much as some steps of that row.
+_RUNNING_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer: the generated ids (a final end token included) and the states of prompt and answer."""
+
+    key: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    states: States
+
+
+@dataclass
+class _Row:
+    """One sequence of the running batch; `pieces` are its states so far, [tokens, layers * H + H] each."""
+
+    key: str
+    prompt: list[int]
+    generator: torch.Generator
+    pieces: list[torch.Tensor] = field(default_factory=list)
+    answer: list[int] = field(default_factory=list)
+    finished: bool = False
+
+
+class InProcessEngine:
+    """Answers prompts and captures states with a Target, on the number of threads that the settings name."""
+
+    def __init__(self, target: Target, settings: EngineSettings) -> None:
+        torch.set_num_threads(settings.threads)
+        self.target = target
+        self.settings = settings
+        self._eos = frozenset(target.eos_ids())
+
+    def answer(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, state_dtype: str
+    ) -> Iterator[list[Answered]]:
+        """Answer (key, token ids) prompts; yields them batch by batch, shortest prompts first.
+
+        The batches follow from the prompts alone: sorted by length and key, cut by batch_size. The states
+        [tokens, ...] are taken in the same pass and stored as state_dtype; the last token is run through the
+        target, too, so that there is one row for each token. Raises StoreError for states that are wrong.
+        """
+        ordered = sorted(prompts, key=lambda prompt: (len(prompt[1]), prompt[0]))
+        for batch in _cut(ordered, self.settings.batch_size):
+            groups = [[prompt] for prompt in batch] if self.settings.batch_independent else [batch]
+            answered = [one for group in groups for one in self._answer_batch(group, sampling, state_dtype)]
+            yield sorted(answered, key=lambda one: one.key)
+
+    def _answer_batch(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, state_dtype: str
+    ) -> Iterator[Answered]:
+        rows = [_Row(key, ids, _generator(key)) for key, ids in prompts]
+        batch = _Batch(self.target, [row.prompt for row in rows], state_dtype)
+        for row, states in zip(rows, batch.prompt_states, strict=True):
+            row.pieces.append(states)
+        while rows:
+            tokens = self._next_tokens(batch.last, rows, sampling)
+            for row, token, states in zip(rows, tokens, batch.step(tokens), strict=True):
+                if not row.finished:
+                    row.answer.append(token)
+                    row.pieces.append(states)
+                    row.finished = token in self._eos or len(row.answer) == sampling.max_new_tokens
+                    if row.finished:
+                        yield self._answered(row)
+            running = [number for number, row in enumerate(rows) if not row.finished]
+            if len(running) <= len(rows) * _RUNNING_SHARE:
+                rows = [rows[number] for number in running]
+                batch.keep(running)
+
+    def _answered(self, row: _Row) -> Answered:
+        reason: FinishReason = "stop" if row.answer[-1] in self._eos else "length"
+        states = self._states(row.prompt + row.answer, torch.cat(row.pieces))
+        return Answered(row.key, row.answer, reason, states)
+
+    def _next_tokens(self, last: torch.Tensor, rows: Sequence[_Row], sampling: SamplingSettings) -> list[int]:
+        logits = self.target.logits(last)
+        if sampling.temperature == 0.0:
+            return logits.argmax(dim=-1).tolist()
+        points = torch.cat([torch.rand(1, generator=row.generator, dtype=torch.float64) for row in rows])
+        return _sample(logits, points, sampling).tolist()
+
+    def capture(self, samples: Sequence[list[int]], state_dtype: str) -> Iterator[list[States]]:
+        """Run finished samples through the target; yields their states in groups, shortest samples first.
+
+        A sample alone fills the matrix products of a CPU (measured: no gain from batches), so each is run
+        by itself, without padding, and its states depend on no other. Raises StoreError.
+        """
+        for group in _cut(sorted(samples, key=lambda ids: (len(ids), ids)), self.settings.batch_size):
+            yield [self._capture_one(ids, state_dtype) for ids in group]
+
+    def _capture_one(self, ids: list[int], state_dtype: str) -> States:
+        out = self.target.forward(torch.tensor([ids]))
+        return self._states(ids, torch.cat([out.aux[0], out.last[0]], dim=-1).to(DTYPES[state_dtype]))
+
+    def _states(self, ids: list[int], values: torch.Tensor) -> States:
+        """The sample's States, once they have passed the checks on what is worth storing."""
+        hidden = self.target.hidden_size
+        if values.shape[0] != len(ids):
+            raise StoreError(f"{values.shape[0]} rows of states for {len(ids)} tokens; expected one a token")
+        if not torch.isfinite(values).all():
+            raise StoreError(
+                f"hidden states of a sample of {len(ids)} tokens are not finite as {values.dtype}; "
+                "change hidden_states.dtype (bfloat16 has float32's range) or target.dtype"
+            )
+        for number, layer in enumerate(values.view(len(ids), -1, hidden).unbind(1)):
+            if not layer.any():
+                name = [*self.target.layer_ids, "last"][number]
+                raise StoreError(f"hidden states of layer {name} are all zero; the layer was not captured")
+        return States(ids, values[:, :-hidden].contiguous(), values[:, -hidden:].contiguous())
+
+
+@torch.inference_mode()
+def check_against_reference(target: Target, states: States) -> float:
+    """Compare a sample's states with what the model itself gives out for its tokens, alone.
+
+    Returns the largest difference of a token's state in a layer, relative to its length. Raises StoreError
+    where it is more than rounding.
+    """
+    ids = torch.tensor([states.token_ids])
+    reference = target.model.get_decoder()(input_ids=ids, output_hidden_states=True).hidden_states
+    expected = torch.stack([reference[layer][0] for layer in (*target.layer_ids, -1)], dim=1).float()
+    seen = torch.cat([states.aux, states.last], dim=-1).view_as(expected).float()
+    difference = ((seen - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
+    limit = _REFERENCE_LIMITS[target.model.dtype]
+    if not difference <= limit:
+        raise StoreError(
+            f"captured hidden states differ from the model's own by {difference:.3f} of their length; "
+            f"expected at most {limit}. Other layers or other tokens were captured; this is a fault in Eyrie"
+        )
+    return difference
+
+
+class _Batch:
+    """The model's side of a running batch: cache, mask, positions.
+
+    The prompts' common beginning (a system prompt, mostly) is run once and its keys and values shared out.
+    The cache then holds, for each row: that beginning, padding, the rest of the prompt, the answer.
+    """
+
+    def __init__(self, target: Target, prompts: Sequence[list[int]], state_dtype: str) -> None:
+        self._target = target
+        self._dtype = DTYPES[state_dtype]
+        self._cache = target.new_cache()
+        shared = _common_length(prompts) if len(prompts) > 1 else 0
+        beginning = torch.tensor([prompts[0][:shared]])
+        heads = self._run(beginning, None, None) if shared else None
+        if heads is not None:
+            self._cache.batch_repeat_interleave(len(prompts))
+        rests = [prompt[shared:] for prompt in prompts]
+        width = max(len(rest) for rest in rests)
+        ids = torch.tensor([[0] * (width - len(rest)) + rest for rest in rests])
+        real = torch.tensor([[0] * (width - len(rest)) + [1] * len(rest) for rest in rests])
+        self._mask = torch.cat([torch.ones(len(prompts), shared, dtype=torch.long), real], dim=1)
+        self._positions = self._mask.sum(dim=1, keepdim=True)
+        positions = (self._mask.cumsum(dim=1) - 1)[:, shared:].clamp(min=0)
+        states = self._run(ids, self._mask, positions)
+        self.prompt_states = [
+            torch.cat([*([heads[0]] if heads is not None else []), states[row, width - len(rest) :]])
+            for row, rest in enumerate(rests)
+        ]
+
+    def step(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Run one more token of each row; its states [rows, 1, layers * H + H]."""
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
+        states = self._run(torch.tensor(tokens)[:, None], self._mask, self._positions)
+        self._positions = self._positions + 1
+        return states
+
+    def _run(
+        self, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None
+    ) -> torch.Tensor:
+        out = self._target.forward(ids, self._cache, mask, positions)
+        self.last = out.last[:, -1]
+        return torch.cat([out.aux, out.last], dim=-1).to(self._dtype)
+
+    @torch.inference_mode()
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone, in this order."""
+        index = torch.tensor(rows, dtype=torch.long)
+        self._cache.batch_select_indices(index)
+        self._mask, self._positions, self.last = self._mask[index], self._positions[index], self.last[index]
+
+
+def _cut(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _common_length(prompts: Sequence[list[int]]) -> int:
+    """How many first tokens all prompts share, leaving each at least one of its own."""
+    shortest, longest = min(prompts), max(prompts)  # the lexicographic extremes share what all share
+    pairs = zip(shortest[:-1], longest[:-1], strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(shortest), len(longest)) - 1)
+
+
+def _generator(key: str) -> torch.Generator:
+    """Random numbers that depend on the prompt alone, not on its batch."""
+    return torch.Generator().manual_seed(int(content_key("sample", key)[:15], 16))
+
+
+def _sample(logits: torch.Tensor, points: torch.Tensor, sampling: SamplingSettings) -> torch.Tensor:
+    """One token id a row: the one at `points` [rows] of the cumulated probability, likeliest tokens first."""
+    probabilities = (logits.double() / sampling.temperature).softmax(dim=-1)
+    ranked, ids = probabilities.sort(dim=-1, descending=True, stable=True)
+    before = ranked.cumsum(dim=-1) - ranked
+    ranked = ranked.masked_fill(before >= sampling.top_p, 0.0)
+    cumulated = ranked.cumsum(dim=-1)
+    places = torch.searchsorted(cumulated, (points * cumulated[:, -1])[:, None], right=True)
+    return ids.gather(1, places.clamp(max=ids.shape[1] - 1))[:, 0]

@@ -1,0 +1,111 @@
+"""The draft vocabulary: which tokens are chosen, and that its file is held to what the drafter needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from eyrie.config import ConfigError
+from eyrie.eagle3.vocabulary import choose_tokens, count_supervised, coverage, read_vocabulary
+from eyrie.records import RecordError, read_json, write_json, write_jsonl
+from hypothesis import given
+from hypothesis import strategies as st
+
+VOCABULARY = 30
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> list[dict[str, object]]:
+    result = []
+    for index in range(draw(st.integers(0, 6))):
+        pairs = draw(st.lists(st.tuples(st.integers(0, VOCABULARY - 1), st.integers(0, 1)), max_size=20))
+        split = draw(st.sampled_from(["train", "validation"]))
+        ids, mask = [token for token, _ in pairs], [flag for _, flag in pairs]
+        result.append({"id": str(index), "split": split, "input_ids": ids, "loss_mask": mask})
+    return result
+
+
+@given(rows=rows(), size=st.integers(1, VOCABULARY))
+def test_the_most_frequent_supervised_tokens_are_chosen(rows: list[dict[str, object]], size: int) -> None:
+    counted = count_supervised(rows, VOCABULARY)
+    expected = Counter(
+        token
+        for row in rows
+        if row["split"] == "train"
+        for token, flag in zip(row["input_ids"], row["loss_mask"], strict=True)
+        if flag
+    )
+    train = counted.get("train", np.zeros(VOCABULARY, dtype=np.int64))
+    assert train.tolist() == [expected[token] for token in range(VOCABULARY)]
+
+    chosen = choose_tokens(train, size).tolist()
+    assert len(chosen) == size and chosen == sorted(set(chosen))
+    ranked = sorted(range(VOCABULARY), key=lambda token: (-expected[token], token))
+    assert chosen == sorted(ranked[:size])
+    share = coverage(train, np.array(chosen))
+    if expected:
+        assert share == sum(expected[token] for token in chosen) / expected.total()
+    else:
+        assert share is None
+
+
+def test_more_tokens_than_the_target_has_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="draft_vocab_size: saw 31; expected at most 30"):
+        choose_tokens(np.zeros(VOCABULARY, dtype=np.int64), 31)
+
+
+def test_token_of_another_target_is_an_error() -> None:
+    row = {"id": "a", "split": "train", "input_ids": [3, 30], "loss_mask": [1, 1]}
+    with pytest.raises(RecordError, match=r"row a: token ids from 3 to 30; expected ids from 0 to 29"):
+        count_supervised([row], VOCABULARY)
+
+
+@pytest.mark.parametrize("ids", [[], [2, 2], [3, 1], [-1, 4], [4, VOCABULARY]])
+def test_a_broken_file_is_refused(tmp_path: Path, ids: list[int]) -> None:
+    write_json(tmp_path / "v.json", {"vocab_size": VOCABULARY, "token_ids": ids})
+    with pytest.raises(RecordError, match="rising"):
+        read_vocabulary(tmp_path / "v.json", VOCABULARY)
+
+
+def test_a_file_for_another_target_is_refused(tmp_path: Path) -> None:
+    write_json(tmp_path / "v.json", {"vocab_size": VOCABULARY, "token_ids": [1]})
+    with pytest.raises(RecordError, match="made for 30 tokens, but the target has 31"):
+        read_vocabulary(tmp_path / "v.json", VOCABULARY + 1)
+
+
+def build(folder: Path, *sizes: int) -> subprocess.CompletedProcess[str]:
+    script = Path(__file__).parent.parent / "scripts" / "build_vocabulary.py"
+    files = sorted(str(path) for path in folder.glob("*.jsonl"))
+    command = [sys.executable, script, "--tokenized", *files, "--target", folder / "target.json"]
+    command += ["--size", str(sizes[0]), "--out", folder / "vocabulary.json"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_command_counts_train_alone_and_reports_coverage(tmp_path: Path) -> None:
+    write_json(tmp_path / "target.json", {"vocab_size": VOCABULARY})
+    row = {"id": "a", "split": "train", "input_ids": [9, 5, 5, 7], "loss_mask": [0, 1, 1, 1]}
+    seen = {**row, "split": "validation", "input_ids": [1, 5, 8, 8], "loss_mask": [1, 1, 1, 1]}
+    unseen = {**row, "split": "held_out", "input_ids": [2] * 4, "loss_mask": [1] * 4}
+    write_jsonl(tmp_path / "a.jsonl", [row, unseen])
+    write_jsonl(tmp_path / "b.jsonl", [seen])
+    result = build(tmp_path, 3)
+    assert result.returncode == 0, result.stderr
+    data = read_json(tmp_path / "vocabulary.json")
+    # Two tokens are supervised in training; the lowest unused id fills up.
+    assert data["token_ids"] == [0, 5, 7]
+    assert data["coverage"] == {"train": 1.0, "validation": 0.25}
+    assert (data["supervised_tokens"], data["distinct"]) == (3, 2)
+    assert (data["draft_vocab_size"], data["vocab_size"]) == (3, VOCABULARY)
+
+
+def test_command_without_an_answer_to_count_says_so(tmp_path: Path) -> None:
+    write_json(tmp_path / "target.json", {"vocab_size": VOCABULARY})
+    write_jsonl(tmp_path / "a.jsonl", [{"id": "a", "split": "train", "input_ids": [1], "loss_mask": [0]}])
+    result = build(tmp_path, 3)
+    assert result.returncode == 1
+    assert "no supervised token in the train split" in result.stderr
+    assert "Traceback" not in result.stderr
