@@ -168,9 +168,7 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--samples", type=int, default=4, help="samples of one step, of 64 answer tokens each"
-    )
+    parser.add_argument("--samples", type=int, default=4, help="samples of a step, 64 answer tokens each")
     parser.add_argument("--steps", type=int, default=3, help="steps of the training-time test")
     parser.add_argument("--draft-vocabulary", type=int, default=4096)
     parser.add_argument("--vocabulary", type=int, default=49152)

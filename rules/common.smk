@@ -14,6 +14,7 @@ from eyrie.code_inputs import code_files
 from eyrie.config import CONFIG_FILES_VARIABLE, ConfigError, parse_config
 from eyrie.records import canonical_json, write_json
 from eyrie.recipes import (
+    EVALUATION_VERSION,
     answering_recipe,
     capture_recipe,
     drafter_recipe,
@@ -63,6 +64,8 @@ REPORT = f"{BUILD}/report.html"
 
 TARGET_PATH = str(CONFIG.target.path)
 ENGINE = canonical_json(CONFIG.engine.model_dump(mode="json"))
+# Which states the answering pass leaves in the store on its way; its own result does not depend on them.
+STATES = canonical_json(CONFIG.hidden_states.model_dump(mode="json"))
 
 
 wildcard_constraints:

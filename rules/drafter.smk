@@ -46,7 +46,8 @@ rule train_drafter:
     shell:
         "python scripts/train_drafter.py --tokenized {input.rows:q} --manifests {input.manifests:q}"
         " --vocabulary {input.vocabulary:q} --target {input.target:q} --target-path {TARGET_PATH:q}"
-        " --recipe {params.recipe:q} --store {STORE:q} --out-dir {CHECKPOINT_FOLDER:q} --log {log:q}"
+        " --recipe {params.recipe:q} --checkpoint-every {CONFIG.training.checkpoint_every}"
+        " --store {STORE:q} --out-dir {CHECKPOINT_FOLDER:q} --log {log:q}"
 
 
 rule evaluate_drafter:
@@ -64,6 +65,7 @@ rule evaluate_drafter:
     threads: CONFIG.evaluation.threads
     params:
         settings=CONFIG.evaluation.model_dump_json(),
+        version=EVALUATION_VERSION,
     shell:
         "python scripts/evaluate_drafter.py --checkpoint {CHECKPOINT_FOLDER:q} --tokenized {input.rows:q}"
         " --target {input.target:q} --target-path {TARGET_PATH:q} --settings {params.settings:q}"

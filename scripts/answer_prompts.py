@@ -45,7 +45,6 @@ class AnsweringRecipe(Settings):
     version: int
     dtype: str
     sampling: SamplingSettings
-    hidden_states: HiddenStatesSettings
     split: SplitSettings
     gates: GateSettings
 
@@ -94,6 +93,7 @@ class Answers:
         self,
         prompts: Mapping[str, list[int]],
         recipe: AnsweringRecipe,
+        kept_states: HiddenStatesSettings,
         path: Path,
         engine: EngineSettings,
         log: logging.Logger,
@@ -105,12 +105,10 @@ class Answers:
         with self._states.writer(self._dataset) as writer, journal:
             found = self.find(prompts)
             missing = [(key, ids) for key, ids in prompts.items() if key not in found]
-            target = Target(path, recipe.dtype, recipe.hidden_states.layer_ids)
+            target = Target(path, recipe.dtype, kept_states.layer_ids)
             progress = Progress(len(missing), "answers", log)
             tokens = 0
-            for batch in InProcessEngine(target, engine).answer(
-                missing, recipe.sampling, recipe.hidden_states.dtype
-            ):
+            for batch in InProcessEngine(target, engine).answer(missing, recipe.sampling, kept_states.dtype):
                 if not tokens:
                     log.info(
                         "states differ from the reference by %.4f",
@@ -182,11 +180,11 @@ def main() -> None:
         "dtype": recipe.dtype,
         "sampling": recipe.sampling.model_dump(mode="json", exclude={"keep_truncated", "max_in_flight"}),
     }
-    states = StateStore(arguments.store, states_recipe(target, recipe.hidden_states, recipe.dtype))
+    kept_states = parse_settings(HiddenStatesSettings, arguments.states)
+    states = StateStore(arguments.store, states_recipe(target, kept_states, recipe.dtype))
     answers = Answers(arguments.dataset, answers_folder(arguments.store, asked), states)
-    answers.make_missing(
-        by_key, recipe, arguments.target_path, parse_settings(EngineSettings, arguments.engine), log
-    )
+    engine = parse_settings(EngineSettings, arguments.engine)
+    answers.make_missing(by_key, recipe, kept_states, arguments.target_path, engine, log)
     found = answers.find(by_key)
 
     reasons = Counter(found[prompt.key]["finish_reason"] for prompt in prompts)
@@ -223,6 +221,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--target", type=Path, required=True, help="target.json")
     parser.add_argument("--target-path", type=Path, required=True, help="folder of the target")
     parser.add_argument("--recipe", required=True, help="JSON: what the answers depend on")
+    parser.add_argument(
+        "--states", required=True, help="JSON: which hidden states the pass leaves in the store"
+    )
     parser.add_argument("--engine", required=True, help="JSON: threads and batches, which change no result")
     parser.add_argument("--store", type=Path, required=True, help="the store's folder")
     parser.add_argument("--out", type=Path, required=True, help="tokenized_data.jsonl")

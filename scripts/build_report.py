@@ -42,7 +42,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--vocabulary", type=Path, required=True, help="vocabulary.json")
     parser.add_argument("--training", type=Path, required=True, help="training.json of the checkpoint")
     parser.add_argument("--evaluation", type=Path, required=True, help="evaluation.json")
-    parser.add_argument("--benchmarks", type=Path, help="folder of Snakemake's benchmark files, for wall times")
+    parser.add_argument(
+        "--benchmarks", type=Path, help="folder of Snakemake's benchmark files, for wall times"
+    )
     parser.add_argument("--out", type=Path, required=True, help="the page, report.html")
     parser.add_argument("--log", type=Path, help="also write the log there")
     return parser.parse_args()

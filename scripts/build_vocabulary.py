@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from eyrie.console import run_command, start_log
 from eyrie.eagle3.vocabulary import choose_tokens, count_supervised, coverage
 from eyrie.gates import GateError

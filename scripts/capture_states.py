@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from eyrie.config import EngineSettings, HiddenStatesSettings, Settings, parse_settings
 from eyrie.console import Progress, run_command, start_log
 from eyrie.engines.in_process import InProcessEngine, check_against_reference

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from eyrie.eagle3.checkpoint import load_drafter
 from transformers import AutoTokenizer
 
 from eyrie.config import EvaluationSettings, parse_settings
 from eyrie.console import Progress, run_command, start_log
+from eyrie.eagle3.checkpoint import load_drafter
 from eyrie.eagle3.model import Drafter
 from eyrie.evaluation import (
     acceptance_figures,

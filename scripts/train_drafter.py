@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from eyrie.config import ConfigError, DrafterSettings, TrainingSettings, parse_settings
 from eyrie.console import run_command, start_log
 from eyrie.eagle3.checkpoint import model_card, save_checkpoint

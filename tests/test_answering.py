@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_target import DATASET, RECIPE, Stages, question
 
 from eyrie.config import ConfigError, HiddenStatesSettings
 from eyrie.gates import GateError
 from eyrie.records import read_json, write_jsonl
 from eyrie.store import Journal, StateStore, StoreError
 from eyrie.target import states_recipe
+from tiny_target import DATASET, RECIPE, STATES, Stages, question
 
 QUESTIONS = 24
 
@@ -51,7 +51,7 @@ def test_rows_hold_prompt_and_answer_and_the_states_are_in_the_store(stages: Sta
     assert sum(ledger["supervised_tokens"].values()) == sum(sum(row["loss_mask"]) for row in rows)
 
     target = read_json(stages.folder / "target.json")
-    settings = HiddenStatesSettings(**RECIPE["hidden_states"])
+    settings = HiddenStatesSettings(**STATES)
     store = StateStore(stages.folder / "store", states_recipe(target, settings, "float32"))
     refs = store.find(store.key(row["input_ids"]) for row in rows)
     states = list(store.load([refs[store.key(row["input_ids"])] for row in rows]))
@@ -128,7 +128,7 @@ def test_states_that_got_lost_are_captured_anew(stages: Stages) -> None:
         stages.folder / "store",
         states_recipe(
             read_json(stages.folder / "target.json"),
-            HiddenStatesSettings(**RECIPE["hidden_states"]),
+            HiddenStatesSettings(**STATES),
             "float32",
         ),
     )
@@ -139,9 +139,9 @@ def test_a_second_writer_is_refused(stages: Stages) -> None:
     stages.write_prompts([question(0)])
     stages.answer()
     stages.write_prompts(map(question, range(3)))
-    with Journal(next((stages.folder / "store/answers").glob("*/*.jsonl"))):
-        with pytest.raises(StoreError, match="written by another process"):
-            stages.answer()
+    journal = Journal(next((stages.folder / "store/answers").glob("*/*.jsonl")))
+    with journal, pytest.raises(StoreError, match="written by another process"):
+        stages.answer()
 
 
 def test_rows_that_come_and_go_touch_no_other_answer(stages: Stages) -> None:

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from eyrie.eagle3.checkpoint import engine_layer_ids, load_drafter, model_card, save_checkpoint
-from eyrie.eagle3.model import Drafter
-from eyrie.records import RecordError, read_json, write_json
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tiny_eagle3 import HIDDEN, LAYER_IDS, VOCABULARY, random_drafter, tiny_config
 from transformers import LlamaConfig
+
+from eyrie.eagle3.checkpoint import engine_layer_ids, load_drafter, model_card, save_checkpoint
+from eyrie.eagle3.model import Drafter
+from eyrie.records import RecordError, read_json, write_json
+from tiny_eagle3 import HIDDEN, LAYER_IDS, VOCABULARY, random_drafter, tiny_config
 
 Tensors = dict[str, torch.Tensor]
 

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
 from eyrie.eagle3.batches import Sample, candidate_places, make_batch, target_choices
 from eyrie.eagle3.loss import unrolled_loss
 from eyrie.eagle3.model import DraftCache, Drafter, rotary, rotate
 from eyrie.eagle3.unroll import Unroll, unroll
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tiny_eagle3 import HIDDEN, VOCABULARY, random_drafter, random_sample
-from torch.nn import functional
 
 STEPS, DECAY = 4, 0.7
 

@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
 import train_drafter
 from eyrie.config import ConfigError, TrainingSettings
 from eyrie.eagle3 import trainer
@@ -22,9 +26,6 @@ from eyrie.eagle3.validation import walk
 from eyrie.gates import GateError
 from eyrie.records import RecordError, read_json, read_jsonl, write_json, write_jsonl
 from eyrie.store import StoreError
-from hypothesis import given
-from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 from tiny_eagle3 import TinyBuild, make_tiny_build, random_drafter, random_sample, tiny_recipe
 
 

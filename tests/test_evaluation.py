@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import evaluate_drafter
 import pytest
 import torch
-from tiny_drafting import LAYER_IDS, random_drafter, save_tiny_target
 
+import evaluate_drafter
 from eyrie.acceptance import Cycle
 from eyrie.decoding import DraftedOutput, PlainOutput, greedy
 from eyrie.eagle3.checkpoint import save_checkpoint
@@ -22,6 +21,7 @@ from eyrie.held_out import HeldOutPrompt, choose_prompts, read_held_out, round_r
 from eyrie.measuring import Costs, Decoded, Difference, differences
 from eyrie.records import read_json, write_json, write_jsonl
 from eyrie.target import Target
+from tiny_drafting import LAYER_IDS, random_drafter, save_tiny_target
 
 SETTINGS = {
     "draft_tokens": [3, 5],
@@ -57,7 +57,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_jsonl(folder / "chat.jsonl", [row(n, "chat") for n in range(4)] + [row(9, "chat", "train")])
     # Every second row of this dataset shares its group with the row before.
     issues = [row(n, "issues", group=f"issue-{n // 2}") for n in range(2)]
-    write_jsonl(folder / "issues.jsonl", issues + [row(8, "issues", "validation")])
+    write_jsonl(folder / "issues.jsonl", [*issues, row(8, "issues", "validation")])
     return folder
 
 
@@ -69,7 +69,14 @@ def evaluate(build: Path, monkeypatch: pytest.MonkeyPatch) -> Evaluate:
     """Runs the command on the build with some settings changed; returns evaluation.json."""
 
     def run(name: str = "evaluation", **changes: object) -> dict[str, Any]:
-        command = ["evaluate_drafter.py", "--checkpoint", "checkpoint", "--tokenized", "chat.jsonl", "issues.jsonl"]
+        command = [
+            "evaluate_drafter.py",
+            "--checkpoint",
+            "checkpoint",
+            "--tokenized",
+            "chat.jsonl",
+            "issues.jsonl",
+        ]
         command += ["--target", "target.json", "--target-path", "target", "--out", f"{name}.json"]
         command += ["--settings", json.dumps(SETTINGS | changes), "--log", "log.txt"]
         monkeypatch.chdir(build)

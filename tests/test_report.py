@@ -19,7 +19,12 @@ from eyrie.report.page import number, render
 
 NAMES = ["chat", "issues", "maths"]
 EVIL = "<script>alert('x')</script>"
-HEADER = {"schema_version": 1, "recipe": {"threads": 2}, "parents": {"a.json": "ab" * 32}, "versions": {"eyrie": "0.1.0"}}
+HEADER = {
+    "schema_version": 1,
+    "recipe": {"threads": 2},
+    "parents": {"target.json": "ab" * 32},
+    "versions": {"eyrie": "0.1.0"},
+}
 
 
 def write_build(folder: Path, names: list[str]) -> list[str]:
@@ -33,20 +38,20 @@ def write_build(folder: Path, names: list[str]) -> list[str]:
             folder / f"prompts_{name}.json",
             {"dataset": name, "stage": "prompts", "in": raw, "kept": kept, "skipped": skipped},
         )
-        lost = {"too_long": rank} if rank else {}
+        # A reason may stop rows of both stages.
+        lost = {"too_long": rank, "empty_prompt": 0} if rank else {}
         samples = {
             "dataset": name,
-            "stage": "responses",
+            "stage": "answer_prompts",
             "in": kept,
             "kept": kept - rank,
             "skipped": lost,
             "supervised_tokens": {"train": 1900 + 130 * rank, "validation": 120, "held_out": 240},
         }
         write_json(folder / f"samples_{name}.json", samples)
-        recipe = {"target_revision": "cd" * 32, "layer_ids": [2, 15, 27], "dtype": "bfloat16"}
         states = {"dataset": name, "layer_ids": [2, 15, 27], "dtype": "bfloat16"}
         states["counts"] = {"samples": kept - rank, "tokens": 7000 + 500 * rank}
-        write_json(folder / f"states_{name}.json", HEADER | states | {"recipe": recipe})
+        write_json(folder / f"states_{name}.json", HEADER | states)
     coverage = {"train": 0.9871, "validation": 0.9583}
     write_json(
         folder / "vocabulary.json",
@@ -68,9 +73,13 @@ def config(names: list[str]) -> dict[str, Any]:
         "kind": "prompts",
     }
     return {
-        "target": {"name": "smollm2-135m", "path": "models/x", "hub_id": "HuggingFaceTB/SmolLM2-135M-Instruct"},
+        "target": {
+            "name": "smollm2-135m",
+            "path": "models/x",
+            "hub_id": "HuggingFaceTB/SmolLM2-135M-Instruct",
+        },
         "partitions": {"short": {"max_new_tokens": 64}},
-        "datasets": {name: dataset for name in names},
+        "datasets": dict.fromkeys(names, dataset),
     }
 
 
@@ -117,7 +126,13 @@ def evaluation(names: list[str]) -> dict[str, Any]:
         "without_prompt": {},
         "distinct_bigrams": 0.8,
         "samples": [
-            {"id": name, "dataset": name, "draft_tokens": 3, "prompt": f"<user>{EVIL}", "tokens": tokens + [[EVIL, "accepted"]]}
+            {
+                "id": name,
+                "dataset": name,
+                "draft_tokens": 3,
+                "prompt": f"<user>{EVIL}",
+                "tokens": [*tokens, [EVIL, "accepted"]],
+            }
             for name in names
         ],
         "warnings": [],
@@ -191,7 +206,9 @@ def test_the_command_writes_equal_bytes_for_equal_files(arguments: tuple[Path, l
 
 def test_nothing_is_fetched(page: str) -> None:
     elements = Elements(page).found
-    assert not [attrs for tag, attrs in elements if "src" in attrs or tag in ("link", "iframe", "img", "object")]
+    assert not [
+        attrs for tag, attrs in elements if "src" in attrs or tag in ("link", "iframe", "img", "object")
+    ]
     assert not re.search(r"@import|url\(", page[: page.index("</style>")])
     assert page.count("plotly.js v") == 1, "the library comes once"
 
@@ -214,7 +231,14 @@ def test_every_chart_is_drawn_where_it_belongs(page: str) -> None:
     places = [attrs["id"] for tag, attrs in elements if tag == "div" and attrs.get("class") == "plot"]
     figures = [attrs["data-for"] for tag, attrs in elements if attrs.get("class") == "figure"]
     assert places == figures
-    assert places == ["acceptance-by-dataset", "acceptance-by-position", "loss", "validation", "rows", "tokens"]
+    assert places == [
+        "acceptance-by-dataset",
+        "acceptance-by-position",
+        "loss",
+        "validation",
+        "rows",
+        "tokens",
+    ]
 
 
 def test_charts_use_colours_that_the_dark_page_knows(page: str) -> None:
@@ -237,7 +261,7 @@ def test_the_figures_are_on_the_page(page: str) -> None:
         "98.7 % of the supervised tokens of the train share",
         "In issues several rows share a group",
         "HuggingFaceTB/SmolLM2-135M-Instruct",
-        "cd" * 32,
+        "ab" * 32,
     ):
         assert expected in text
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from eyrie.config import ConfigError
 from eyrie.eagle3.vocabulary import choose_tokens, count_supervised, coverage, read_vocabulary
 from eyrie.records import RecordError, read_json, write_json, write_jsonl
-from hypothesis import given
-from hypothesis import strategies as st
 
 VOCABULARY = 30
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from eyrie.eagle3.batches import Sample, candidate_places, target_choices
 from eyrie.eagle3.model import Drafter, DrafterConfig
 from eyrie.provenance import manifest_header
 from eyrie.records import content_key, sha256_file, write_json, write_jsonl
 from eyrie.store import States, StateStore
 from eyrie.target import Target
-from transformers import LlamaConfig, LlamaForCausalLM
 
 HIDDEN = 32
 VOCABULARY = 96

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make_tiny_target import write_target
 
 from eyrie.records import content_key, read_json, read_jsonl, write_jsonl
+from make_tiny_target import write_target
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 DATASET = "questions"
@@ -24,10 +24,10 @@ RECIPE: dict[str, Any] = {
     "version": 1,
     "dtype": "float32",
     "sampling": {"max_new_tokens": 16, "temperature": 0.0, "top_p": 1.0, "keep_truncated": True},
-    "hidden_states": {"layer_ids": None, "dtype": "bfloat16", "max_tokens": 512},
     "split": {"validation": 0.1, "held_out": 0.2, "seed": 0},
     "gates": {},
 }
+STATES: dict[str, Any] = {"layer_ids": None, "dtype": "bfloat16", "max_tokens": 512}
 ENGINE = {"threads": 1, "batch_size": 2, "batch_independent": True}
 
 
@@ -87,7 +87,8 @@ class Stages:
         """The command line of answer_prompts."""
         return [
             *("--dataset", DATASET, "--prompts", "prompts.jsonl", "--target", "target.json"),
-            *("--target-path", "target", "--recipe", json.dumps(recipe), "--engine", json.dumps(engine)),
+            *("--target-path", "target", "--recipe", json.dumps(recipe)),
+            *("--states", json.dumps(STATES), "--engine", json.dumps(engine)),
             *("--store", "store", "--out", "tokenized_data.jsonl", "--ledger", "ledger.json"),
         ]
 
@@ -97,7 +98,7 @@ class Stages:
 
     def capture(self, **more: Any) -> None:
         """Capture the states of the samples."""
-        recipe = {name: RECIPE[name] for name in ("version", "dtype", "hidden_states")} | more
+        recipe = {"version": 1, "dtype": RECIPE["dtype"], "hidden_states": STATES} | more
         self.run(
             "capture_states",
             *("--dataset", DATASET, "--tokenized", "tokenized_data.jsonl", "--target", "target.json"),

@@ -16,6 +16,7 @@ ANSWERING_VERSION = 1
 TOKENIZING_VERSION = 1
 CAPTURE_VERSION = 1
 TRAINING_VERSION = 1
+EVALUATION_VERSION = 1
 REPORT_VERSION = 1
 
 
@@ -39,7 +40,6 @@ def answering_recipe(config: Config, name: str) -> str:
             "version": ANSWERING_VERSION,
             "dtype": config.target.dtype,
             "sampling": _plain(config.partitions[dataset.partition], leave_out={"max_in_flight"}),
-            "hidden_states": _plain(config.hidden_states),
             "split": _plain(config.split),
             "gates": _plain(dataset.gates),
         }

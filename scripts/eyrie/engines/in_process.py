@@ -168,9 +168,9 @@ class _Batch:
         self._dtype = DTYPES[state_dtype]
         self._cache = target.new_cache()
         shared = _common_length(prompts) if len(prompts) > 1 else 0
-        beginning = torch.tensor([prompts[0][:shared]])
-        heads = self._run(beginning, None, None) if shared else None
-        if heads is not None:
+        beginnings = []
+        if shared:
+            beginnings = [self._run(torch.tensor([prompts[0][:shared]]), None, None)[0]]
             self._cache.batch_repeat_interleave(len(prompts))
         rests = [prompt[shared:] for prompt in prompts]
         width = max(len(rest) for rest in rests)
@@ -181,8 +181,7 @@ class _Batch:
         positions = (self._mask.cumsum(dim=1) - 1)[:, shared:].clamp(min=0)
         states = self._run(ids, self._mask, positions)
         self.prompt_states = [
-            torch.cat([*([heads[0]] if heads is not None else []), states[row, width - len(rest) :]])
-            for row, rest in enumerate(rests)
+            torch.cat([*beginnings, states[row, width - len(rest) :]]) for row, rest in enumerate(rests)
         ]
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:

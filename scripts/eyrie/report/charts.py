@@ -142,7 +142,10 @@ def trained_tokens(datasets: Sequence[Dataset]) -> Chart:
     figure.update_xaxes(title="supervised tokens in the training share")
     _categories_downwards(figure, names)
     return Chart(
-        "tokens", "What each dataset teaches", "Tokens that the drafter learns to predict, by dataset.", figure
+        "tokens",
+        "What each dataset teaches",
+        "Tokens that the drafter learns to predict, by dataset.",
+        figure,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,9 @@ from eyrie.records import RecordError, read_json
 class Dataset:
     """One dataset's way from raw rows to samples.
 
-    skipped: rows by reason, first those left out while reading, then those that got no usable answer.
     tokens: of all samples, prompts included. trained_tokens: supervised tokens of the training share.
+    skipped: rows by reason, of both stages. In sum they are left_out (duplicates, rows over the cap),
+    unusable (while reading) and unanswered (without a usable sample).
     """
 
     name: str
@@ -118,7 +120,7 @@ def _dataset(
         samples=answered["kept"],
         tokens=states["tokens"],
         trained_tokens=answered["supervised_tokens"]["train"],
-        skipped={**read["skipped"], **answered["skipped"]},
+        skipped=Counter(read["skipped"]) + Counter(answered["skipped"]),
         left_out=left_out,
         unusable=sum(read["skipped"].values()) - left_out,
         unanswered=sum(answered["skipped"].values()),

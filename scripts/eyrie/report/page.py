@@ -31,6 +31,9 @@ def render(build: Build) -> str:
         evaluation=evaluation,
         first=next(iter(evaluation["acceptance_length"])),
         tiles=tiles(build),
+        target_digest=next(
+            digest for path, digest in evaluation["parents"].items() if Path(path).name == "target.json"
+        ),
         lengths_table=lengths_table(evaluation["acceptance_length"]),
         stages=stage_table(build),
         manifests={"evaluation.json": evaluation, "training.json": build.training}
