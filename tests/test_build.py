@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -178,12 +180,14 @@ def test_a_layout_edit_that_changes_nothing_costs_no_answer(copied: Workspace) -
 
 def test_a_build_killed_while_answering_ends_as_an_undisturbed_one(built: Workspace, tmp_path: Path) -> None:
     killed = tiny_workspace(tmp_path)
+    # What changes no result is different, too: batches, and how many jobs run side by side.
+    killed.edit(TINY, "batch_size: 8", "batch_size: 3")
     killed.build_until(lambda: sum(map(len, killed.journal_lines().values())) >= 5, "responses")
     before = killed.journal_lines()
     locked = killed.build(check=False)
     assert "LockException" in locked or "locked" in locked
     killed.run("scripts/unlock.py")
-    killed.build()
+    killed.build("--cores", "1")
     for name, lines in before.items():
         assert killed.journal_lines()[name][: len(lines)] == lines
     answered = [line.split(b'"')[3] for lines in killed.journal_lines().values() for line in lines]
@@ -193,7 +197,10 @@ def test_a_build_killed_while_answering_ends_as_an_undisturbed_one(built: Worksp
         if name != "kimi_native"
     )
     assert len(answered) == len(set(answered)) == prompts
-    assert killed.results() == built.results()
+    # The configuration as it was run is written down as it was.
+    results, undisturbed = killed.results(), built.results()
+    assert results.pop("config.json") != undisturbed.pop("config.json")
+    assert results == undisturbed
 
 
 def test_unlock_refuses_while_a_build_runs(copied: Workspace) -> None:
@@ -211,63 +218,34 @@ def test_unlock_refuses_while_a_build_runs(copied: Workspace) -> None:
     assert not list((copied.folder / ".snakemake/locks").glob("*"))
 
 
-def test_two_builds_with_other_batches_give_the_same_bytes(built: Workspace, tmp_path: Path) -> None:
-    other = tiny_workspace(tmp_path)
-    other.edit(TINY, "batch_size: 8", "batch_size: 1")
-    other.build("--cores", "1")
-    ignored = {"config.json"}
-    mine, theirs = built.results(), other.results()
-    assert {k: v for k, v in mine.items() if k not in ignored} == {
-        k: v for k, v in theirs.items() if k not in ignored
-    }
+def no_usable_rows(workspace: Workspace) -> None:
+    """Three datasets, each broken in its own way; the fourth's rows are to be built anew."""
+    empty = [{"id": f"{number}_0", "conversations": []} for number in range(7)]
+    (workspace.folder / "samples/sharegpt.json").write_text(json.dumps(empty), encoding="utf-8")
+    turns = [[{"from": "oracle", "value": f"question {number}"}] for number in range(7)]
+    questions = pa.table({"system": [""] * 7, "conversations": turns})
+    pq.write_table(questions, workspace.folder / "samples/openthoughts.parquet")
+    steps = [[{"role": "user", "text": "an issue", "system_prompt": None}]] * 7
+    issues = pa.table({"instance_id": [str(number) for number in range(7)], "steps": steps})
+    pq.write_table(issues, workspace.folder / "samples/swe_agent.parquet")
+    shutil.rmtree(workspace.folder / "work/prompts/kimi_native")
 
 
-def empty_rows(workspace: Workspace) -> None:
-    path = workspace.folder / "samples/sharegpt.json"
-    rows = [{"id": f"{i}_0", "conversations": []} for i in range(7)]
-    path.write_text(json.dumps(rows), encoding="utf-8")
-
-
-def unknown_role(workspace: Workspace) -> None:
-    path = workspace.folder / "samples/sharegpt.json"
-    rows = [
-        {"id": f"{i}_0", "conversations": [{"from": "oracle", "value": f"question {i}"}]} for i in range(7)
-    ]
-    path.write_text(json.dumps(rows), encoding="utf-8")
-
-
-def missing_column(workspace: Workspace) -> None:
-    path = workspace.folder / "samples/sharegpt.json"
-    rows = [{"id": f"{i}_0", "dialogue": [{"from": "human", "value": "hello"}]} for i in range(7)]
-    path.write_text(json.dumps(rows), encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("edit", "seen"),
-    [
-        (empty_rows, "7 empty_conversation"),
-        (unknown_role, "unknown_role:oracle"),
-        (missing_column, "missing_column:conversations"),
-    ],
-)
-def test_a_file_without_usable_rows_stops_its_dataset_and_no_other(
-    copied: Workspace, edit: Callable[[Workspace], None], seen: str
-) -> None:
-    # All of another dataset's rows are to be built anew, so that it is seen to finish.
-    shutil.rmtree(copied.folder / "work/prompts/openthoughts")
-    edit(copied)
+def test_a_file_without_usable_rows_stops_its_dataset_and_no_other(copied: Workspace) -> None:
+    no_usable_rows(copied)
     said = copied.build(check=False)
     lines = copied.read(TINY).splitlines()
-    line = lines.index("    layout: sharegpt_chunks") + 1
-    for words in (
-        "samples/sharegpt.json",
-        seen,
-        "expected",
-        f"tiny.yaml:{line} datasets.sharegpt.layout",
+    for file, seen, dataset, layout in (
+        ("sharegpt.json", "7 empty_conversation", "sharegpt", "sharegpt_chunks"),
+        ("openthoughts.parquet", "7 unknown_role:oracle", "openthoughts", "sharegpt"),
+        ("swe_agent.parquet", "7 missing_column:trajectory", "swe_agent", "trajectory"),
     ):
-        assert words in said, f"{words!r} is not in\n{said}"
-    assert (copied.folder / "work/prompts/openthoughts/prompts.jsonl").exists()
-    assert (copied.folder / "work/tiny/hidden_states/openthoughts/manifest.json").exists()
+        line = lines.index(f"    layout: {layout}") + 1
+        for words in (file, seen, "expected", f"tiny.yaml:{line} datasets.{dataset}.layout"):
+            assert words in said, f"{words!r} is not in\n{said}"
+        assert not (copied.folder / f"work/prompts/{dataset}/prompts.jsonl").exists()
+    assert (copied.folder / "work/prompts/kimi_native/conversations.jsonl").exists()
+    assert (copied.folder / "work/tiny/hidden_states/kimi_native/manifest.json").exists()
 
 
 def test_mistakes_in_the_configuration_are_told_before_anything_runs(copied: Workspace) -> None:

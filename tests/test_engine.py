@@ -147,6 +147,20 @@ def test_captured_states_are_those_of_the_answering_pass() -> None:
         assert check_against_reference(target(), states) < 1e-4
 
 
+def test_captured_alone_means_the_same_bytes_in_any_company() -> None:
+    engine = InProcessEngine(target(), EngineSettings(batch_size=4, batch_independent=True))
+    samples = [one.states.token_ids for one in answered_alone().values()]
+    few, many = (
+        {
+            tuple(states.token_ids): states.digest()
+            for group in engine.capture(chosen, "float32")
+            for states in group
+        }
+        for chosen in (samples[:5], samples)
+    )
+    assert few.items() <= many.items()
+
+
 def test_the_last_states_give_the_next_tokens() -> None:
     for (_, ids), one in zip(prompts(), (answered_alone()[key] for key, _ in prompts()), strict=True):
         predicted = target().logits(one.states.last[len(ids) - 1 : -1]).argmax(dim=-1)

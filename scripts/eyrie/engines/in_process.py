@@ -25,6 +25,10 @@ _REFERENCE_LIMITS = {torch.float32: 0.02, torch.bfloat16: 0.2, torch.float16: 0.
 # the whole cache, which costs as much as some steps of that row.
 _RUNNING_SHARE = 0.9
 
+# Tokens of one capture pass: enough to fill the matrix products. Samples of 40 tokens go 1.4 times as fast
+# eight at once as one by one; from 200 tokens on there is nothing to gain.
+_PASS_TOKENS = 1024
+
 
 @dataclass(frozen=True)
 class Answered:
@@ -108,15 +112,21 @@ class InProcessEngine:
     def capture(self, samples: Sequence[list[int]], state_dtype: str) -> Iterator[list[States]]:
         """Run finished samples through the target; yields their states in groups, shortest samples first.
 
-        A sample alone fills the matrix products of a CPU (measured: no gain from batches), so each is run
-        by itself, without padding, and its states depend on no other. Raises StoreError.
+        A group is run in passes of about _PASS_TOKENS tokens. Raises StoreError for states that are wrong.
         """
         for group in _cut(sorted(samples, key=lambda ids: (len(ids), ids)), self.settings.batch_size):
-            yield [self._capture_one(ids, state_dtype) for ids in group]
+            rows = 1 if self.settings.batch_independent else max(1, _PASS_TOKENS // len(group[-1]))
+            yield [
+                states for batch in _cut(group, rows) for states in self._capture_batch(batch, state_dtype)
+            ]
 
-    def _capture_one(self, ids: list[int], state_dtype: str) -> States:
-        out = self.target.forward(torch.tensor([ids]))
-        return self._states(ids, torch.cat([out.aux[0], out.last[0]], dim=-1).to(DTYPES[state_dtype]))
+    def _capture_batch(self, samples: Sequence[list[int]], state_dtype: str) -> Iterator[States]:
+        """One pass, padded on the right: no token looks to its right, so that the padding needs no mask."""
+        width = max(map(len, samples))
+        out = self.target.forward(torch.tensor([ids + [0] * (width - len(ids)) for ids in samples]))
+        values = torch.cat([out.aux, out.last], dim=-1).to(DTYPES[state_dtype])
+        for ids, rows in zip(samples, values, strict=True):
+            yield self._states(ids, rows[: len(ids)])
 
     def _states(self, ids: list[int], values: torch.Tensor) -> States:
         """The sample's States, once they have passed the checks on what is worth storing."""
