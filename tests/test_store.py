@@ -127,6 +127,11 @@ def test_a_vanished_shard_counts_as_not_captured(tmp_path: Path) -> None:
         (ref,) = writer.add([states([1, 2])])
     (store.folder / ref.shard).unlink()
     assert store.find([ref.key]) == {}
+    # Captured anew it lies elsewhere, and the first row of the index must not hide that.
+    with store.writer("a") as writer:
+        again, _ = writer.add([states([1, 2]), states([3])])
+    assert again.shard != ref.shard
+    assert store.find([ref.key]) == {ref.key: again}
 
 
 def test_a_broken_shard_is_named(tmp_path: Path) -> None:

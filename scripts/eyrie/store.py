@@ -14,7 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -107,11 +107,17 @@ def _journal_line(row: Mapping[str, Any]) -> bytes:
     return json.dumps(ordered, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-def read_journals(folder: Path, keys: Iterable[str], pattern: str = "*.jsonl") -> dict[str, dict[str, Any]]:
+def read_journals(
+    folder: Path,
+    keys: Iterable[str],
+    pattern: str = "*.jsonl",
+    counts: Callable[[dict[str, Any]], bool] | None = None,
+) -> dict[str, dict[str, Any]]:
     """The rows that any writer's journal in the folder holds under the wanted keys.
 
     Only wanted lines are parsed, so a large store costs a scan and not a parse. The first row under a key
-    wins, in the order of the files' names: an answer once in the store is never replaced.
+    that `counts` (by default each does) wins, in the order of the files' names: an answer once in the
+    store is never replaced.
     """
     wanted = {key.encode() for key in keys}
     found: dict[str, dict[str, Any]] = {}
@@ -120,7 +126,9 @@ def read_journals(folder: Path, keys: Iterable[str], pattern: str = "*.jsonl") -
             for line in file:
                 key = line[len(_KEY_PREFIX) : line.find(b'"', len(_KEY_PREFIX))]
                 if key in wanted and line.endswith(b"\n"):
-                    found.setdefault(key.decode(), json.loads(line))
+                    row = json.loads(line)
+                    if counts is None or counts(row):
+                        found.setdefault(key.decode(), row)
     return found
 
 
@@ -188,8 +196,8 @@ class StateStore:
     def find(self, keys: Iterable[str]) -> dict[str, StateRef]:
         """The references of those keys whose shard is there; a shard that vanished counts as not captured."""
         shards = {path.name for path in self.folder.glob("*.safetensors")}
-        rows = read_journals(self.folder, keys, "index-*.jsonl")
-        return {key: StateRef(**row) for key, row in rows.items() if row["shard"] in shards}
+        rows = read_journals(self.folder, keys, "index-*.jsonl", lambda row: row["shard"] in shards)
+        return {key: StateRef(**row) for key, row in rows.items()}
 
     def writer(self, name: str) -> StateWriter:
         """The writer for one job (a dataset's name); use it with `with`."""
