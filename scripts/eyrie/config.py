@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from eyrie.errors import BuildError
 
@@ -201,35 +209,126 @@ class EvaluationSettings(Settings):
 class GateSettings(Settings):
     """Conditions that stop a dataset, since what follows would be built on sand."""
 
+    on_fail: Literal["stop", "warn"] = "stop"
+    """warn: say it in the log and the ledger and go on. A dataset of which nothing is left always stops."""
     min_kept: Positive = 1
     """Fewest rows that must be kept."""
     min_kept_share: Share = 0.5
-    """Least share of the rows read that must be kept, duplicates and rows over the cap aside."""
+    """Least share of the rows read that must be kept; rows left out by the build's own wish (duplicates, rows
+    over a cap, contaminated rows) aside."""
+    max_duplicate_share: Share = 0.98
+    """Largest share of the readable rows whose prompt repeats another's. Above it, the first user turn is
+    most likely one fixed text, and nearly all of the dataset would be lost to it."""
+    max_empty_answer_share: Share = 0.5
+    """native only: largest share of the rows without an answer."""
+    max_unsupervised_share: Share = 0.0
+    """native only: largest share of the conversations whose loss mask is all zero. They have an answer, so an
+    empty mask says that rendering lost it."""
     max_truncated_share: Share = 1.0
-    """Largest share of answers cut at max_new_tokens."""
+    """prompts only: largest share of answers cut at max_new_tokens."""
     max_failed_share: Share = 0.0
-    """Largest share of prompts without an answer."""
+    """prompts only: largest share of prompts without an answer."""
+
+
+class CountRange(Settings):
+    """How many there must be: an exact number, or {min, max}, either of which may be left out."""
+
+    min: Annotated[int, Field(ge=0)] | None = None
+    """The fewest."""
+    max: Annotated[int, Field(ge=0)] | None = None
+    """The most."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _exact(cls, value: Any) -> Any:
+        return {"min": value, "max": value} if type(value) is int else value
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.min is None and self.max is None:
+            raise ValueError("expected a number, or min or max or both")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        exact = {"type": "integer", "minimum": 0}
+        return {"anyOf": [exact, handler.resolve_ref_schema(handler(core_schema))]}
+
+    def __contains__(self, count: int) -> bool:
+        return (self.min is None or count >= self.min) and (self.max is None or count <= self.max)
+
+    def __str__(self) -> str:
+        if self.min == self.max:
+            return f"{self.min:,}"
+        if self.max is None:
+            return f"at least {self.min:,}"
+        return f"at most {self.max:,}" if self.min is None else f"{self.min:,} to {self.max:,}"
 
 
 class SourceSettings(Settings):
     """Where a dataset's raw files come from: local files, or a pinned revision on the hub."""
 
-    files: Annotated[list[str], Field(min_length=1)]
-    """Local: paths or globs. Hub: names or globs inside the repository."""
+    files: list[str] = []
+    """Local: paths or globs. Hub: names or globs inside the repository, unless `split` names the files."""
     hub_id: str | None = None
-    """The dataset on the Hugging Face hub; null for local files."""
+    """The dataset on the Hugging Face hub, or the folder of a copy of such a repository (a path that begins
+    with `.` or `/`); null for files by themselves."""
     revision: str | None = None
     """The hub's commit. A branch name is refused: the data under it may change."""
-    format: Literal["jsonl", "json", "parquet"]
-    """jsonl: one object a line; json: one array; parquet."""
+    config: str | None = None
+    """With `split`: the configuration (subset) of the hub's dataset; null where it has only one."""
+    split: str | None = None
+    """In place of `files`: the split whose files are taken, as the dataset's own description divides them."""
+    columns: list[str] | None = None
+    """Parquet on the hub only: fetch these columns alone, streamed; null fetches the files as they are."""
+    format: Literal["jsonl", "json", "parquet", "csv"]
+    """jsonl: one object a line; json: one array; parquet; csv: with a header line. All but parquet may be
+    compressed: a name that ends in .gz or .zst is read so."""
+    expected_rows: CountRange | None = None
+    """How many rows the files hold: a number, or {min, max}. Another release or a cut download differs."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the files lie on this machine already, by themselves or in a copy of a repository."""
+        return self.hub_id is None or self.hub_id.startswith((".", "/"))
 
     @model_validator(mode="after")
     def _pinned(self) -> Self:
         if self.revision is not None and not re.fullmatch(r"[0-9a-f]{7,40}", self.revision):
             raise ValueError(f"revision: expected a commit's hex digits, saw {self.revision!r}")
-        if self.hub_id is None and self.revision is not None:
-            raise ValueError("revision goes with hub_id")
+        if self.is_local and self.revision is not None:
+            raise ValueError("revision goes with a hub_id on the hub")
+        if bool(self.files) == bool(self.split):
+            raise ValueError("expected either files, or hub_id and split, which names them")
+        if self.split is not None and self.hub_id is None:
+            raise ValueError("split goes with hub_id")
+        if self.config is not None and self.split is None:
+            raise ValueError("config goes with split")
+        if self.columns is not None and (self.hub_id is None or self.format != "parquet"):
+            raise ValueError("columns goes with hub_id and format: parquet; other files are fetched whole")
         return self
+
+
+class NearDuplicateSettings(Settings):
+    """Prompts that say nearly the same are asked once."""
+
+    threshold: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.8
+    """Two prompts are near duplicates when they share this much of their shingles (Jaccard similarity)."""
+    words: Positive = 5
+    """Words of a shingle."""
+
+
+class DecontaminationSettings(Settings):
+    """Rows that share text with a benchmark are left out: a drafter must not be measured on what it saw."""
+
+    files: Annotated[list[str], Field(min_length=1)]
+    """The benchmarks' prompts: paths or globs of .jsonl, .json, .csv (each also .gz or .zst) or .parquet."""
+    fields: list[str] | None = None
+    """The columns that hold the prompts; null: every text in a row."""
+    ngram: Positive = 13
+    """Words in a row that must agree."""
 
 
 class DatasetSettings(Settings):
@@ -255,8 +354,16 @@ class DatasetSettings(Settings):
     """Cap on kept rows, chosen by hash of the prompt; null keeps all."""
     prompt: Literal["first_user", "system_and_first_user"] = "first_user"
     """What is asked: the first user turn alone, or with the row's system turn before it."""
+    media: Literal["refuse", "text_only"] = "refuse"
+    """Rows with images, video or audio. text_only: keep their text, as if nothing else had been there."""
     group_by: str | None = None
     """Column whose equal values must stay on one side of the split; null: each prompt by itself."""
+    max_per_group: Positive | None = None
+    """Cap on the rows of one group, such as one issue's trajectories, chosen by hash of the prompt."""
+    near_duplicates: NearDuplicateSettings | None = None
+    """Leave out prompts that nearly repeat another; null leaves out exact repetitions only."""
+    decontaminate: DecontaminationSettings | None = None
+    """Leave out rows that share text with a benchmark."""
     loss_on: Literal["assistant", "non_system", "all"] = "assistant"
     """native only: which tokens are supervised."""
     gates: GateSettings = GateSettings()
@@ -266,7 +373,18 @@ class DatasetSettings(Settings):
     def _kind_and_model_agree(self) -> Self:
         if (self.kind == "native") != (self.native_model is not None):
             raise ValueError("native_model goes with kind: native, and kind: native needs it")
+        if self.max_per_group is not None and self.group_by is None:
+            raise ValueError("max_per_group goes with group_by")
         return self
+
+
+class ExpectedSamples(Settings):
+    """How many rows the whole build must select: a number, or {min, max}."""
+
+    native: CountRange | None = None
+    """Conversations of all native datasets."""
+    prompts: CountRange | None = None
+    """Prompts of all the other datasets."""
 
 
 class Config(Settings):
@@ -285,6 +403,11 @@ class Config(Settings):
     evaluation: EvaluationSettings = EvaluationSettings()
     datasets: Annotated[dict[str, DatasetSettings], Field(min_length=1)]
     """The datasets by name; each name is a target of the build."""
+    licences: list[str] | None = None
+    """The licences that datasets may have; any other is refused before anything runs. null allows all."""
+    expected_samples: ExpectedSamples | None = None
+    """How many rows must be selected in all: checked against the caps at the start, and against the ledgers
+    before anything is trained."""
 
     @model_validator(mode="after")
     def _names_agree(self) -> Self:
@@ -300,6 +423,39 @@ class Config(Settings):
                     f"{', '.join(sorted(self.partitions))}"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _licences_are_allowed(self) -> Self:
+        if self.licences is None:
+            return self
+        allowed = {name.casefold() for name in self.licences}
+        refused = [
+            f"{config_line(['datasets', name, 'licence'])}: saw {dataset.licence!r}, expected one of the "
+            f"allowed licences: {', '.join(self.licences)}"
+            for name, dataset in self.datasets.items()
+            if dataset.licence.casefold() not in allowed
+        ]
+        if refused:
+            raise ValueError("\n".join(refused))
+        return self
+
+    @model_validator(mode="after")
+    def _caps_reach_what_is_expected(self) -> Self:
+        for kind, expected in self.expected_by_kind().items():
+            caps = {name: made.samples for name, made in self.datasets.items() if made.kind == kind}
+            total = sum(cap or 0 for cap in caps.values())
+            if None not in caps.values() and total not in expected:
+                raise ValueError(
+                    f"{config_line(['expected_samples', kind])}: expected {expected}, but the caps `samples` "
+                    f"add up to {total:,}: {', '.join(f'{name} {cap}' for name, cap in caps.items())}"
+                )
+        return self
+
+    def expected_by_kind(self) -> dict[str, CountRange]:
+        """The expected number of selected rows for each kind of dataset of which one is given."""
+        expected = self.expected_samples
+        found = {} if expected is None else {"native": expected.native, "prompts": expected.prompts}
+        return {kind: count for kind, count in found.items() if count is not None}
 
 
 def parse_config(data: Mapping[str, Any]) -> Config:
@@ -329,6 +485,9 @@ def _in_words(model: type[BaseModel], mistake: dict[str, Any]) -> str:
         return f"{where}: unknown key {path[-1]!r}{hint}"
     if mistake["type"] == "missing":
         return f"{where}: missing; it has no default"
+    if mistake["type"] == "value_error" and not path:
+        # A check across the whole configuration names the key itself.
+        return str(mistake["ctx"]["error"])
     return f"{where}: saw {mistake['input']!r}; {mistake['msg']}"
 
 
