@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -92,29 +93,55 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> int:
     return count
 
 
+class JsonError(ValueError):
+    """JSON that breaks a rule which Python's own reader lets pass; `kind` names the rule in one word."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
     if len(row) != len(pairs):
         names = [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]
-        raise ValueError(f"duplicate keys {names}")
+        raise JsonError("duplicate_key", f"duplicate keys {names}")
     return row
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+    raise JsonError("not_a_number", f"{name} is not JSON")
+
+
+STRICT_DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+# An escaped surrogate, or the end of an escaped backslash that looks like one.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def check_surrogates(text: str, value: object) -> None:
+    """Refuse a value with half a surrogate pair, which is no text. Raises JsonError.
+
+    text: the JSON that was parsed to the value; it has no escaped surrogate where nothing is to be found.
+    """
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise JsonError("lone_surrogate", "a lone surrogate, which is not text") from error
 
 
 def parse_json_strictly(data: bytes) -> Any:
     """JSON bytes to a value, refusing what Python's reader lets pass.
 
-    Raises ValueError for duplicate keys, NaN and infinities, bytes that are not UTF-8 and lone surrogates.
+    Raises ValueError for what is no JSON, and of it JsonError for duplicate keys, NaN and infinities, bytes
+    that are not UTF-8 and lone surrogates.
     """
-    value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-    if b"\\u" in data:
-        try:
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError("a lone surrogate, which is not text") from error
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise JsonError("not_utf8", str(error)) from error
+    value = STRICT_DECODER.decode(text)
+    check_surrogates(text, value)
     return value
 
 

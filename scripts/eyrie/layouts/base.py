@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from eyrie.media import has_media_column, is_media_part, names_media
 from eyrie.records import parse_json_strictly
 
 Message = dict[str, Any]
@@ -28,10 +29,6 @@ ROLES = {name: role for role, names in _NAMES_OF_ROLES.items() for name in names
 # Turns whose whole text is a call: the assistant speaks, in JSON.
 CALL_ROLES = frozenset({"function_call", "tool_call"})
 
-MEDIA_COLUMNS = ("image", "images", "img_path", "image_path", "video", "videos", "audio", "audios")
-_MEDIA_PARTS = frozenset(
-    {"image", "image_url", "input_image", "video", "video_url", "audio", "audio_url", "input_audio", "file"}
-)
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", None})
 _REASONING_PARTS = frozenset({"reasoning", "thinking"})
 _CALL_PARTS = frozenset({"tool_call", "function_call"})
@@ -49,8 +46,20 @@ class SkipRow(Exception):
 
 
 @dataclass(frozen=True)
+class Tokens:
+    """A row that was tokenized by others."""
+
+    input_ids: list[int]
+    loss_mask: list[int]
+    """1 where the token of the same place is supervised; as long as input_ids."""
+
+
+@dataclass(frozen=True)
 class Conversation:
-    """A row as messages of the roles system, user, assistant and tool; every content is a string."""
+    """A row as messages of the roles system, user, assistant and tool; every content is a string.
+
+    Raises SkipRow where a question holds a placeholder of a picture or a sound.
+    """
 
     messages: list[Message]
     """{"role", "content"} and where the row has them reasoning_content, tool_calls, name, tool_call_id."""
@@ -60,6 +69,13 @@ class Conversation:
     """The system turn declares the same functions in words: who keeps it needs no `tools` beside it."""
     notes: tuple[str, ...] = ()
     """What was given up or mended, counted in the ledger beside the skipped rows."""
+    tokens: Tokens | None = None
+    """Instead of messages, where the row holds token ids."""
+
+    def __post_init__(self) -> None:
+        for made in self.messages:
+            if made["role"] == "user" and names_media(made["content"]):
+                raise SkipRow("multimodal")
 
 
 class Layout(Protocol):
@@ -114,6 +130,17 @@ def text_column(row: Any, name: str, required: bool = True) -> str:
     return value or ""
 
 
+def whole_text(row: Any, name: str) -> str:
+    """The text of a row that is a text itself, or of its column."""
+    return row if isinstance(row, str) else text_column(row, name)
+
+
+def system_turn(row: Any, name: str) -> list[Message]:
+    """The system turn that a column holds, or none where the row lacks it or it is blank."""
+    text = text_column(row, name, required=False)
+    return [{"role": "system", "content": text}] if text.strip() else []
+
+
 def list_column(row: Any, name: str) -> list[Any]:
     """The list in a column, given as such or as JSON text (even encoded twice); null is an empty list."""
     value = column(row, name)
@@ -156,7 +183,7 @@ def parsed(text: str) -> Any:
 
 def refuse_media(row: Any) -> None:
     """Skip a row with a filled column of images, video or audio: its text alone is not what was asked."""
-    if isinstance(row, Mapping) and any(row.get(name) for name in MEDIA_COLUMNS):
+    if has_media_column(row):
         raise SkipRow("multimodal")
 
 
@@ -192,7 +219,7 @@ def _content(content: object) -> tuple[str, str, list[dict[str, Any]]]:
     for part in content if isinstance(content, list) else [content]:
         kind = part.get("type") if isinstance(part, Mapping) else None
         payload = part if isinstance(part, str) else _payload(part)
-        if kind in _MEDIA_PARTS:
+        if is_media_part(part):
             raise SkipRow("multimodal")
         if payload is None:
             raise SkipRow("bad_type:content")
