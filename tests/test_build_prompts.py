@@ -177,7 +177,7 @@ def test_a_line_that_is_no_json_is_counted_with_its_place(tmp_path: Path) -> Non
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(chat(user("a"))) + '\n{"messages": [NaN]}\n', encoding="utf-8")
     built = build_files(tmp_path, entry([str(path)], "jsonl", layout="messages"))
-    assert built.ledger["skipped"] == {"bad_json": 1}
+    assert built.ledger["skipped"] == {"bad_json:not_a_number": 1}
     reject = built.rejects[0]
     assert reject["position"] == "rows.jsonl:2"
     assert reject["row"] == '{"messages": [NaN]}'
@@ -282,7 +282,7 @@ def test_the_ledger_says_where_the_rows_are_from(tmp_path: Path) -> None:
                 }
             ]
         },
-        **{"in": 1, "kept": 1, "skipped": {}, "notes": {}},
+        **{"in": 1, "kept": 1, "skipped": {}, "notes": {}, "warnings": []},
         **{"licence": "mit", "layout": "messages", "native_model": KIMI["native_model"]},
     }
 

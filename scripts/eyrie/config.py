@@ -283,9 +283,9 @@ class SourceSettings(Settings):
     """In place of `files`: the split whose files are taken, as the dataset's own description divides them."""
     columns: list[str] | None = None
     """Parquet on the hub only: fetch these columns alone, streamed; null fetches the files as they are."""
-    format: Literal["jsonl", "json", "parquet", "csv"]
-    """jsonl: one object a line; json: one array; parquet; csv: with a header line. All but parquet may be
-    compressed: a name that ends in .gz or .zst is read so."""
+    format: Literal["jsonl", "json", "parquet", "csv", "text"]
+    """jsonl: one object a line; json: one array; parquet; csv: with a header line; text: one conversation a
+    file. All but parquet may be compressed: a name that ends in .gz or .zst is read so."""
     expected_rows: CountRange | None = None
     """How many rows the files hold: a number, or {min, max}. Another release or a cut download differs."""
 
