@@ -278,6 +278,6 @@ def test_mistakes_in_the_configuration_are_told_before_anything_runs(copied: Wor
 
 def test_the_full_build_is_planned_without_the_target_or_the_data(tmp_path: Path) -> None:
     jobs = Workspace.clone(tmp_path).plan(config="configs/kimi-k2.5.yaml")
-    assert len(jobs) == 1 + 10 * 4 + 4
+    assert len(jobs) == 1 + 10 * 4 + 1 + 4
     assert ("answer_prompts", "swe_agent") in jobs
     assert ("tokenize_conversations", "deepswe_kimi") in jobs
