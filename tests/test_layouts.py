@@ -863,8 +863,8 @@ def test_tokens_pass_through(row: Any) -> None:
         ({"input_ids": [[5, 6]], "loss_mask": [[0, 1]]}, "bad_type:input_ids"),
         ({"input_ids": [5, True], "loss_mask": [0, 1]}, "bad_type:input_ids"),
         ({"input_ids": [5, -1], "loss_mask": [0, 1]}, "bad_type:input_ids"),
-        ({"input_ids": [5, 6], "loss_mask": [0, 0]}, "no_supervised_tokens"),
-        ({"input_ids": [], "loss_mask": []}, "no_supervised_tokens"),
+        ({"input_ids": [5, 6], "loss_mask": [0, 0]}, "no_supervised_text"),
+        ({"input_ids": [], "loss_mask": []}, "no_supervised_text"),
     ],
 )
 def test_tokens_skip_with_a_reason(row: Any, expected: str) -> None:

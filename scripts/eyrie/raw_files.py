@@ -262,5 +262,9 @@ class Seen:
 
     def __str__(self) -> str:
         columns = ", ".join(list(self._columns)[:30]) or "none"
+        return f"  columns seen: {columns}\n{self.roles()}"
+
+    def roles(self) -> str:
+        """The speakers' names as the file has them."""
         roles = ", ".join(f"{role} {count}" for role, count in self._roles.most_common(12)) or "none"
-        return f"  columns seen: {columns}\n  roles seen in the first {_ROWS_DESCRIBED} rows: {roles}"
+        return f"  roles seen in the first {_ROWS_DESCRIBED} rows: {roles}"

@@ -45,7 +45,7 @@ def read(row: Any, fields: Mapping[str, str]) -> Conversation:
     if not fits:
         raise SkipRow(f"bad_type:{name}")
     if not any(mask):
-        raise SkipRow("no_supervised_tokens")
+        raise SkipRow("no_supervised_text")
     return Conversation([], tokens=Tokens(ids, mask))
 
 
