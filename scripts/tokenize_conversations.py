@@ -20,9 +20,10 @@ from typing import Any, Literal
 from eyrie.chat import Chat, ChatError, ChatRow, LossOn
 from eyrie.config import ConfigError, GateSettings, Settings, SplitSettings, config_line, parse_settings
 from eyrie.console import run_command, start_log
+from eyrie.gates import check_samples
 from eyrie.provenance import manifest_header
 from eyrie.records import Ledger, write_json, write_jsonl
-from eyrie.tokenized import check_samples, count_tokens, read_chats, read_target, sample_row
+from eyrie.tokenized import count_tokens, read_chats, read_target, sample_row
 
 
 class TokenizingRecipe(Settings):
@@ -128,7 +129,7 @@ def main() -> None:
     ledger, turns = Ledger(), Ledger()
     longest = min(recipe.max_tokens, target["max_position_embeddings"])
     rows = tokenize(arguments.dataset, arguments.conversations, chat, recipe, longest, ledger, turns, log)
-    check_samples(arguments.dataset, ledger, recipe.gates)
+    warnings = check_samples(arguments.dataset, ledger, recipe.gates)
     write_jsonl(arguments.out, rows)
     write_json(
         arguments.ledger,
@@ -144,6 +145,7 @@ def main() -> None:
             "native_model_is_target": own,
             "loss_on": recipe.loss_on,
             **ledger.as_dict(),
+            "warnings": warnings,
             "turns": turns.as_dict(),
             **count_tokens(rows),
         },

@@ -226,7 +226,10 @@ def tokenize(stages: Stages, rows: list[dict[str, Any]], **changes: Any) -> None
 
 def test_native_conversations_keep_their_answers(stages: Stages) -> None:
     silent = {**question(8), "messages": question(8)["messages"]}
-    tokenize(stages, [conversation(0), conversation(1), conversation(2, "long " * 400), silent])
+    rows = [conversation(0), conversation(1), conversation(2, "long " * 400), silent]
+    with pytest.raises(GateError, match=r"1 of 4 loss masks are all zero \(25\.0%\)"):
+        tokenize(stages, rows)
+    tokenize(stages, rows, gates={"max_unsupervised_share": 0.25})
     ledger = stages.ledger()
     assert ledger["native_model_is_target"] is True
     assert ledger["skipped"] == {"no_supervised_text": 1, "too_long": 1}

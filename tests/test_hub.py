@@ -1,4 +1,4 @@
-"""Files of a hub's dataset: splits, configurations, columns, and copies of a repository, all without a network."""
+"""Files of a hub's dataset: splits, columns, and copies of a repository, all without a network."""
 
 from __future__ import annotations
 

@@ -20,6 +20,11 @@ _REMEDIES = {
     "too_long": "hidden_states.max_tokens (at most the target's context)",
     "no_supervised_text": "datasets.{dataset}.loss_on, or kind: prompts",
     "template_error": "the dataset's layout, or the target; the job's log shows the first error",
+    "content_lost": "the target: its template leaves out or changes what is said; the log shows where",
+    "tool_calls_lost": "the target: its template has no tool calls; or leave out the rows that have some",
+    "reasoning_lost": "the target: its template has no reasoning; or kind: prompts, to have it answer anew",
+    "reasoning_unclear": "the dataset's layout: answers have half of a pair of <think> and </think>",
+    "no_end_of_turn": "the target: its template doesn't end a turn that calls tools",
 }
 
 
