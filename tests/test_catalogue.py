@@ -1,4 +1,4 @@
-"""Malformed and tricky inputs, each a folder of the catalogue: kept as expected, or skipped or refused with words."""
+"""Malformed and tricky inputs, each a folder of the catalogue: kept, skipped or refused as expected."""
 
 from __future__ import annotations
 

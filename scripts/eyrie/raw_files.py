@@ -127,7 +127,9 @@ def _strict(line: bytes) -> Any:
     except RecursionError:
         kind, message = "too_deep", "lists or objects nested too deep"
     except ValueError as error:
-        kind, message = "syntax" if line.endswith(b"\n") else "truncated_last_line", str(error)
+        message = str(error)
+        cut_off = not line.endswith(b"\n") and "Extra data" not in message
+        kind = "truncated_last_line" if cut_off else "syntax"
     return RawError(f"bad_json:{kind}", message, line.decode("utf-8", errors="replace").rstrip("\n"))
 
 

@@ -1,9 +1,9 @@
 """The catalogue's cases: a folder each with an input file and case.json, which says what must become of it.
 
-case.json holds `about` (what goes wrong with such files elsewhere), `settings` (how the file is read: keys of a
-dataset's configuration, and `format`), and `expected`: either `kept` (the messages, or ids and mask, of each
-row that is kept), `skipped` (reasons and counts) and `places` (of the skipped rows), or `refused`, words that
-the refusal must hold.
+case.json holds `about` (what goes wrong with such files elsewhere), `settings` (how the file is read: keys of
+a dataset's configuration, and `format`), and `expected`: either `kept` (the messages, or ids and mask, of
+each row that is kept), `skipped` (reasons and counts) and `places` (of the skipped rows), or `refused`, words
+that the refusal must hold.
 """
 
 from __future__ import annotations
@@ -74,10 +74,13 @@ class Case:
 
     def problems(self, outcome: dict[str, Any]) -> list[str]:
         """Where an outcome is not what is expected."""
-        if "refused" in self.expected or "refused" in outcome:
-            seen = outcome.get("refused", f"no refusal but {json.dumps(outcome, ensure_ascii=False)}")
-            wanted = self.expected.get("refused", [f"no refusal but {self.expected}"])
-            return [f"expected {words!r} in: {seen}" for words in wanted if words not in seen]
+        if ("refused" in self.expected) != ("refused" in outcome):
+            return [f"expected {json.dumps(self.expected)}, saw {json.dumps(outcome)}"]
+        if "refused" in outcome:
+            seen = outcome["refused"]
+            return [
+                f"expected {words!r} in: {seen}" for words in self.expected["refused"] if words not in seen
+            ]
         wanted = {
             "kept": sorted(self.expected.get("kept", []), key=json.dumps),
             "skipped": self.expected.get("skipped", {}),

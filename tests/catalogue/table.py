@@ -1,4 +1,4 @@
-"""Print the catalogue as a table: each input, what is known to go wrong with it, and what became of it here."""
+"""Print the catalogue as a table: each input, what goes wrong with it, and what became of it here."""
 
 from __future__ import annotations
 
