@@ -2,8 +2,9 @@
 
     <|im_user|>user<|im_middle|>...<|im_end|><|im_assistant|>assistant<|im_middle|><think>R</think>A<|im_end|>
 
-Their template empties the thinking of the last finished answer too, so that a finished conversation as it
-renders it holds no thinking at all. What was generated is put behind the prompt here instead, part by part.
+Their template empties the thinking of the last finished answer and of all before it, so that a finished
+conversation as it renders it holds no thinking at all, and not what the model saw while it called tools.
+Where that makes a difference, what was generated is put behind its own prompt instead, part by part.
 """
 
 from __future__ import annotations
@@ -62,10 +63,16 @@ def check_ids(control_ids: Mapping[str, int], path: Path) -> None:
 
 
 def answer_text(message: Mapping[str, Any], prompt: str) -> str:
-    """What the model generates after a prompt to give this message, its control tokens as their letters."""
-    reasoning = message.get("reasoning_content", "")
-    opening = "" if prompt.endswith("<think>") else "<think>"
-    return f"{opening}{reasoning}</think>{message['content']}{_calls(message)}{END}"
+    """What the model generates after a prompt to give this message, its control tokens as their letters.
+
+    K2.5's prompt opens the thinking, or closes it at once where none is wanted; K2-Thinking's does neither.
+    """
+    thought = f"<think>{message.get('reasoning_content', '')}</think>"
+    for opened in ("<think></think>", "<think>"):
+        if prompt.endswith(opened):
+            thought = thought.removeprefix(opened)
+            break
+    return f"{thought}{message['content']}{_calls(message)}{END}"
 
 
 def _calls(message: Mapping[str, Any]) -> str:

@@ -108,7 +108,9 @@ class Marks:
 
     def styles(self) -> list[Style]:
         """The styles that may make a difference here, the one that changes least first."""
-        blank = any(not message["content"].strip() for message in self.messages)
+        blank = any(
+            not (message["content"].strip() or message.get("tool_calls")) for message in self.messages
+        )
         calls = any(message.get("tool_calls") for message in self.messages)
         return [
             Style(mark_blanks, parse_arguments)
@@ -124,7 +126,8 @@ class Marks:
         """
         marked, fields = self._hand_over(apply, count, style)
         rendered, found = self._find(marked, fields)
-        if rendered.text != apply([_styled(message, style) for message in self.messages[:count]], self.tools):
+        plain = apply([_styled(message, style) for message in self.messages[:count]], self.tools)
+        if rendered.text != self._unescaped(plain):
             raise ChatError("the target's chat template changes the content of a message", "content_lost")
         for number, field in enumerate(fields):
             if number not in found and field.required:
@@ -140,7 +143,15 @@ class Marks:
 
     def _hand_over(self, apply: Apply, count: int, style: Style) -> tuple[str, list[_Field]]:
         fields: list[_Field] = []
-        return apply([self._marked(n, style, fields) for n in range(count)], self.tools), fields
+        messages = [self._marked(n, style, fields) for n in range(count)]
+        return self._unescaped(apply(messages, self.tools)), fields
+
+    def _unescaped(self, rendered: str) -> str:
+        """Templates that write JSON in ASCII, or Python's own form of a value, escape the signs."""
+        for sign in [self._edge, *self._sign_of.values()] if "\\" in rendered else []:
+            for escape in (json.dumps(sign)[1:-1], repr(sign)[1:-1]):
+                rendered = rendered.replace(escape, sign)
+        return rendered
 
     def _marked(self, number: int, style: Style, fields: list[_Field]) -> dict[str, Any]:
         """Message `number` with marks; appends what was marked to `fields`, so that marks count on."""
@@ -158,7 +169,9 @@ class Marks:
         message = dict(_styled(self.messages[number], style))
         if reasoning := message.get("reasoning_content"):
             message |= dict.fromkeys(_REASONING_KEYS, mark("reasoning", reasoning, required=False))
-        message["content"] = mark("content", message["content"])
+        # Beside calls, which have marks of their own, many templates ask whether there is any content.
+        if message["content"].strip() or not message.get("tool_calls"):
+            message["content"] = mark("content", message["content"])
         if message.get("tool_calls"):
             message["tool_calls"] = [_marked_call(call, mark) for call in message["tool_calls"]]
         return message

@@ -12,7 +12,7 @@ from eyrie.chat import kimi
 from eyrie.chat.encoders import Encoder, KimiEncoder
 from eyrie.chat.errors import ChatError
 from eyrie.chat.layout import Layout, Span
-from eyrie.chat.marks import Marks, Messages, Place, Rendered, Style, Tools
+from eyrie.chat.marks import Kind, Marks, Messages, Place, Rendered, Style, Tools
 from eyrie.chat.templates import Template
 
 LossOn = Literal["assistant", "non_system", "all"]
@@ -123,23 +123,28 @@ class RowMaker:
         self, marks: Marks, style: Style, before: int, turn: int, loss_on: LossOn, number: int | None
     ) -> ChatRow:
         """The row of one turn with the history as the target saw it then."""
-        rendered = marks.render(self._template.apply, turn + 1, style)
-        if self._lost(marks, rendered, [turn]):
-            if not self._is_kimi:
-                raise ChatError(
-                    "the target's chat template leaves out the reasoning of an answer, which would teach "
-                    "answers without it",
-                    "reasoning_lost",
-                )
+        if self._is_kimi:
             rendered = self._put_behind_prompt(marks, style, turn)
+        else:
+            rendered = marks.render(self._template.apply, turn + 1, style)
+        if self._lost(marks, rendered, [turn]):
+            raise ChatError(
+                "the target's chat template leaves out the reasoning of an answer, which would teach answers "
+                "without it",
+                "reasoning_lost",
+            )
         return self._row(marks, rendered, [turn], loss_on, since=before, number=number)
 
     def _put_behind_prompt(self, marks: Marks, style: Style, turn: int) -> Rendered:
-        asked = marks.render(self._template.apply_for_answer, turn, style)
-        answer = kimi.answer_text(marks.messages[turn], asked.text)
-        start, end = len(asked.text), len(asked.text) + len(answer)
-        places = [*asked.places, Place(turn, "reasoning", start, end - len(kimi.END))]
-        return Rendered("", asked.text + answer, places)
+        """The turn's prompt and what the target generated after it, in Kimi's format."""
+        message = marks.messages[turn]
+        thinks = bool(message.get("reasoning_content"))
+        prompt = self._template.apply_for_answer if thinks else self._template.apply_for_quick_answer
+        asked = marks.render(prompt, turn, style)
+        answer = kimi.answer_text(message, asked.text)
+        kind: Kind = "reasoning" if thinks else "content"
+        place = Place(turn, kind, len(asked.text), len(asked.text) + len(answer) - len(kimi.END))
+        return Rendered("", asked.text + answer, [*asked.places, place])
 
     def _row(
         self,

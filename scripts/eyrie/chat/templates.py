@@ -50,6 +50,10 @@ class Template:
         """The rendered text that asks for an answer. Raises ChatError."""
         return self.apply(messages, tools, generation_prompt=True)
 
+    def apply_for_quick_answer(self, messages: Messages, tools: Tools) -> str:
+        """The same for an answer without thinking. Raises ChatError."""
+        return self.apply(messages, tools, generation_prompt=True, **_NO_THINKING)
+
     def pieces(self, text: str, cuts: Iterable[int] = ()) -> Iterator[tuple[int, int, int | None]]:
         """A rendered text as (start, end, id of the control token or None for plain text), none empty.
 
