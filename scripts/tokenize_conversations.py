@@ -4,6 +4,8 @@ Inputs: conversations.jsonl, target.json and the target's folder (its tokenizer 
 Outputs: tokenized_data.jsonl, one row a conversation, or one for each turn of the assistant where the
 target's template rewrites its history (see eyrie/chat); and ledger.json.
 
+Rows that came with token ids keep them and their mask, as long as the target has such ids.
+
 Answers of another model than the target teach the drafter another model's words: this is refused, or said
 in the log and the ledger where the configuration wants it.
 """
@@ -73,20 +75,24 @@ def tokenize(
     path: Path,
     chat: Chat,
     recipe: TokenizingRecipe,
-    longest: int,
+    target: Mapping[str, Any],
     ledger: Ledger,
     turns: Ledger,
     log: logging.Logger,
 ) -> list[dict[str, Any]]:
-    """The conversations as samples of at most `longest` tokens, by id.
+    """The conversations as samples no longer than recipe and target allow, by id.
 
     ledger counts conversations, one that gives a sample as kept; turns counts the rows of the conversations
     that the target's template makes one of for each turn. Their ids are ID-0, ID-1 and so on, by turn.
     """
+    longest = min(recipe.max_tokens, target["max_position_embeddings"])
     samples = []
     for row in read_chats(path):
         try:
-            made = chat.rows(row["messages"], row.get("tools"), recipe.loss_on)
+            if "input_ids" in row:
+                made = [given_tokens(row, target["vocab_size"])]
+            else:
+                made = chat.rows(row["messages"], row.get("tools"), recipe.loss_on)
         except ChatError as error:
             if not ledger.skipped[error.reason]:
                 log.warning("conversation %s: %s: %s", row["id"], error.reason, error)
@@ -109,6 +115,14 @@ def tokenize(
     return sorted(samples, key=lambda sample: sample["id"])
 
 
+def given_tokens(row: Mapping[str, Any], vocab_size: int) -> ChatRow:
+    """The row of a conversation that others tokenized. Raises ChatError for ids that the target lacks."""
+    largest = max(row["input_ids"])
+    if largest >= vocab_size:
+        raise ChatError(f"token id {largest}, but the target has {vocab_size}", "foreign_token_id")
+    return ChatRow(row["input_ids"], row["loss_mask"])
+
+
 def _why_not(row: ChatRow, longest: int) -> str | None:
     """The reason to leave a row out; None for a good one."""
     if len(row.ids) > longest:
@@ -127,8 +141,7 @@ def main() -> None:
     own = check_native_model(arguments.dataset, recipe, target, log)
 
     ledger, turns = Ledger(), Ledger()
-    longest = min(recipe.max_tokens, target["max_position_embeddings"])
-    rows = tokenize(arguments.dataset, arguments.conversations, chat, recipe, longest, ledger, turns, log)
+    rows = tokenize(arguments.dataset, arguments.conversations, chat, recipe, target, ledger, turns, log)
     warnings = check_samples(arguments.dataset, ledger, recipe.gates)
     write_jsonl(arguments.out, rows)
     write_json(

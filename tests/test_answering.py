@@ -240,6 +240,19 @@ def test_native_conversations_keep_their_answers(stages: Stages) -> None:
     assert read_json(stages.folder / "manifest.json")["counts"]["samples"] == 2
 
 
+def test_rows_that_came_with_tokens_keep_them(stages: Stages) -> None:
+    own = {"id": "b", "group": "b", "input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 1, 0]}
+    foreign = {**own, "id": "c", "input_ids": [5, 6, 1 << 30, 8]}
+    tokenize(stages, [own, foreign, conversation(0)])
+    assert stages.ledger()["skipped"] == {"foreign_token_id": 1}
+    row = next(row for row in stages.samples() if row["id"] == "b")
+    assert (row["input_ids"], row["loss_mask"], row["finish_reason"]) == (
+        [5, 6, 7, 8],
+        [0, 1, 1, 0],
+        "native",
+    )
+
+
 def test_another_models_answers_are_refused_or_recorded(stages: Stages) -> None:
     with pytest.raises(ConfigError, match=r"native_model: the answers are kimi/K2's, the target is tiny"):
         tokenize(stages, [conversation(0)], native_model="kimi/K2")

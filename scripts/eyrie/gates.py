@@ -20,6 +20,7 @@ _REMEDIES = {
     "too_long": "hidden_states.max_tokens (at most the target's context)",
     "no_supervised_text": "datasets.{dataset}.loss_on, or kind: prompts",
     "template_error": "the dataset's layout, or the target; the job's log shows the first error",
+    "foreign_token_id": "the dataset: its rows were tokenized for another model than the target",
     "content_lost": "the target: its template leaves out or changes what is said; the log shows where",
     "tool_calls_lost": "the target: its template has no tool calls; or leave out the rows that have some",
     "reasoning_lost": "the target: its template has no reasoning; or kind: prompts, to have it answer anew",

@@ -17,7 +17,8 @@ def read_chats(path: Path) -> list[dict[str, Any]]:
     """The rows of prompts.jsonl or conversations.jsonl, by id. Raises RecordError."""
     rows = list(read_jsonl(path))
     for row in rows:
-        missing = [name for name in ("id", "group", "messages") if not row.get(name)]
+        content = "input_ids" if "input_ids" in row else "messages"
+        missing = [name for name in ("id", "group", content) if not row.get(name)]
         if missing:
             raise RecordError(
                 f"{path}: a row (id {row.get('id')!r}) lacks {', '.join(missing)}; "

@@ -13,6 +13,7 @@ Reason = Literal[
     "reasoning_lost",
     "reasoning_unclear",
     "no_end_of_turn",
+    "foreign_token_id",
 ]
 
 
