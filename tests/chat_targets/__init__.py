@@ -128,3 +128,14 @@ def _signs() -> dict[int, str]:
 
 def _write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1))
+
+
+def token_text(name: str, number: int) -> str:
+    """A token's text; bytes that are no text by themselves as \\xNN."""
+    token = chat(name).tokenizer.convert_ids_to_tokens(number)
+    if name == KIMI:
+        data = token.encode("latin-1")
+    else:
+        byte_of = {sign: byte for byte, sign in _signs().items()}
+        data = token.encode() if token in CONTROL + PLAIN_ADDED else bytes(byte_of[sign] for sign in token)
+    return data.decode("utf-8", "backslashreplace")

@@ -12,6 +12,9 @@ from transformers import AutoTokenizer
 from eyrie.chat import kimi
 from eyrie.config import ConfigError
 
+# Texts encoded at once: what the tokenizer returns is many times as large as the ids.
+_BATCH = 64
+
 
 class Encoder(Protocol):
     """What a chat needs of a tokenizer."""
@@ -53,7 +56,11 @@ class FastEncoder:
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text."""
         self._set(control_tokens=False)
-        return [found.ids for found in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+        ids = []
+        for start in range(0, len(texts), _BATCH):
+            batch = self._backend.encode_batch_fast(texts[start : start + _BATCH], add_special_tokens=False)
+            ids += [found.ids for found in batch]
+        return ids
 
     def encode_rendered(self, text: str) -> list[int]:
         """The ids of a rendered chat."""
