@@ -136,6 +136,15 @@ def test_calls_of_every_shape_read_alike(turn: dict[str, Any]) -> None:
     assert messages[2] == {"role": "tool", "content": "rain", "name": "weather", "tool_call_id": "c1"}
 
 
+def test_a_result_may_list_the_one_call_that_it_answers() -> None:
+    messages = [user("a"), {"role": "tool", "content": "b", "tool_call_ids": ["c1"]}]
+    assert read("messages", {"messages": messages}).messages[1] == {
+        **{"role": "tool", "content": "b", "tool_call_id": "c1"}
+    }
+    messages[1]["tool_call_ids"] = ["c1", "c2"]
+    assert "tool_call_id" not in read("messages", {"messages": messages}).messages[1]
+
+
 def test_arguments_that_are_no_json_are_kept_to_the_letter() -> None:
     arguments = '{"path": "D:\\Users\\q"}'
     call = {"id": "c0", "type": "function", "function": {"name": "read", "arguments": arguments}}
@@ -955,3 +964,79 @@ def test_the_same_conversation_in_any_layout(spoken: list[tuple[str, str]]) -> N
     assert turns(read("sharegpt", {"conversations": as_sharegpt})) == spoken
     if all(role != "system" or text.strip() for role, text in spoken):
         assert turns(read("trajectory", {"trajectory": as_steps})) == spoken
+
+
+WORDS_ALONE = st.text(
+    st.characters(categories=["L", "N"], include_characters=" ,.é猫"), min_size=1, max_size=12
+)
+SAID = WORDS_ALONE.map(str.strip).filter(bool)
+
+
+def written_in(layout: str, pairs: list[tuple[str, str]]) -> Any:
+    """A row of the layout with these questions and answers."""
+    *before, (last, end) = pairs
+    spoken = [made for pair in pairs for made in (user(pair[0]), {"role": "assistant", "content": pair[1]})]
+    texts = [text for pair in pairs for text in pair]
+    tree_of_last: list[Any] = []
+    for made in reversed(spoken):
+        tree_of_last = [tree(made["role"], made["content"], *tree_of_last)]
+    rows: dict[str, Any] = {
+        "messages": {"messages": json.dumps(spoken)},
+        "harmony_messages": {"messages": spoken},
+        "sharegpt": {"conversations": [{"from": made["role"], "value": made["content"]} for made in spoken]},
+        "mixed_turns": {"messages": spoken},
+        "trajectory": {"trajectory": [step(made["role"], made["content"]) for made in spoken]},
+        "prompt_messages": {"prompt": spoken[:-1], "completion": end},
+        "preference": {
+            "chosen": spoken,
+            "rejected": [*spoken[:-1], {"role": "assistant", "content": end + "!"}],
+        },
+        "string_list": {"data": texts},
+        "generated_message": {"conversation": spoken[:-1], "generated_message": spoken[-1]},
+        "turn_pairs": {"conversation": [{"human": asked, "assistant": said} for asked, said in pairs]},
+        "request_log": {
+            "request": {"messages": spoken[:-1]},
+            "response": {"choices": [{"message": spoken[-1]}]},
+        },
+        "history_pairs": {"query": last, "response": end, "history": [list(pair) for pair in before]},
+        "alpaca": {"instruction": last, "output": end, "history": [list(pair) for pair in before]},
+        "message_tree": {"prompt": tree_of_last[0]},
+        "chat_string": {
+            "chat": "".join(f"USER: {asked}\n\nASSISTANT: {said} <|endoftext|>\n\n" for asked, said in pairs)
+        },
+        "chatml_text": "".join(
+            f"<|im_start|>{made['role']}\n{made['content']}<|im_end|>\n" for made in spoken
+        ),
+        "harmony_text": "".join(
+            f"<|start|>{made['role']}<|message|>{made['content']}<|end|>" for made in spoken
+        ),
+        "inst_text": "".join(f"<s>[INST] {asked} [/INST] {said} </s>" for asked, said in pairs),
+        "instruction_text": "".join(
+            f"\n### Instruction:\n{asked}\n### Response:\n{said}" for asked, said in pairs
+        ),
+        "dialogue_text": "".join(f"\n\nHuman: {asked}\n\nAssistant: {said}" for asked, said in pairs),
+    }
+    return rows[layout]
+
+
+MANY_TURNS = [
+    *("alpaca", "chat_string", "chatml_text", "dialogue_text", "generated_message", "harmony_messages"),
+    *(
+        "harmony_text",
+        "history_pairs",
+        "inst_text",
+        "instruction_text",
+        "message_tree",
+        "messages",
+        "mixed_turns",
+    ),
+    *("preference", "prompt_messages", "request_log", "sharegpt", "string_list", "trajectory", "turn_pairs"),
+]
+
+
+@settings(max_examples=30, deadline=None)
+@given(pairs=st.lists(st.tuples(SAID, SAID), min_size=1, max_size=3))
+def test_every_layout_gives_the_same_conversation(pairs: list[tuple[str, str]]) -> None:
+    expected = [turn for asked, said in pairs for turn in (("user", asked), ("assistant", said))]
+    for layout in MANY_TURNS:
+        assert turns(read(layout, written_in(layout, pairs))) == expected, layout

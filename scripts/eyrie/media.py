@@ -7,13 +7,12 @@ configuration says that its text alone will do.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 _ENDINGS = ("", "s", "_path", "_paths", "_url", "_urls", "_file", "_files")
-MEDIA_COLUMNS = (
-    *(kind + ending for kind in ("image", "video", "audio", "img") for ending in _ENDINGS),
-    *("picture", "pictures", "media", "pixel_values"),
+MEDIA_COLUMNS = frozenset(
+    {kind + ending for kind in ("image", "video", "audio", "img") for ending in _ENDINGS}
+    | {"picture", "pictures", "media", "pixel_values"}
 )
 MEDIA_PARTS = frozenset(
     {"image", "image_url", "input_image", "image_path", "image_base64", "image_binary"}
@@ -35,12 +34,14 @@ def names_media(text: str) -> bool:
 
 def has_media_column(row: Any) -> bool:
     """Whether a column of a row is filled with images, video or audio."""
-    return isinstance(row, Mapping) and any(row.get(name) for name in MEDIA_COLUMNS if name in row)
+    if not isinstance(row, dict) or MEDIA_COLUMNS.isdisjoint(row):
+        return False
+    return any(row.get(name) for name in MEDIA_COLUMNS)
 
 
 def is_media_part(part: Any) -> bool:
     """Whether a part of a content is no text: by its type or, where it has none, by its key."""
-    if not isinstance(part, Mapping):
+    if not isinstance(part, dict):
         return False
     kind = part.get("type")
     return kind in MEDIA_PARTS if isinstance(kind, str) else not _PAYLOADS.isdisjoint(part)
@@ -49,7 +50,7 @@ def is_media_part(part: Any) -> bool:
 def without_media(row: Any) -> tuple[Any, bool]:
     """The row without media columns, parts and placeholders, and whether there were any."""
     cleaned = _cleaned(row)
-    if isinstance(cleaned, Mapping):
+    if isinstance(cleaned, dict):
         cleaned = {name: value for name, value in cleaned.items() if name not in MEDIA_COLUMNS}
     return cleaned, cleaned != row
 
@@ -57,7 +58,7 @@ def without_media(row: Any) -> tuple[Any, bool]:
 def _cleaned(value: Any) -> Any:
     if isinstance(value, str):
         return _without_placeholders(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {key: _cleaned(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_cleaned(inner) for inner in value if not is_media_part(inner)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -82,10 +82,10 @@ def check_file(path: Path, file_format: Format) -> None:
 
 def _json_lines(path: Path, file: IO[bytes]) -> Iterator[tuple[str, Any]]:
     """Only the line feed ends a line; a byte-order mark and blank lines are tolerated."""
-    number = 0
+    name, number = path.name, 0
     while line := file.readline(LONGEST_RECORD + 1):
         number += 1
-        place = f"{path.name}:{number}"
+        place = f"{name}:{number}"
         if len(line) > LONGEST_RECORD:
             yield place, _too_long(line, file)
             continue
@@ -254,12 +254,12 @@ class Seen:
         self._rows += 1
         if self._rows > _ROWS_DESCRIBED:
             return
-        if isinstance(raw, Mapping):
+        if isinstance(raw, dict):
             self._columns.update(dict.fromkeys(raw))
-        for value in raw.values() if isinstance(raw, Mapping) else [raw]:
+        for value in raw.values() if isinstance(raw, dict) else [raw]:
             for turn in value if isinstance(value, list) else ():
                 for key in ("role", "from"):
-                    if isinstance(turn, Mapping) and isinstance(turn.get(key), str):
+                    if isinstance(turn, dict) and isinstance(turn.get(key), str):
                         self._roles[f"{key}={turn[key]:.40}"] += 1
 
     def __str__(self) -> str:

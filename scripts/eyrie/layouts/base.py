@@ -35,6 +35,8 @@ _CALL_PARTS = frozenset({"tool_call", "function_call"})
 _PART_PAYLOADS = ("text", "value", "content", "reasoning", "thinking")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking", "thinking_content")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_PLAIN_KEYS = frozenset({"role", "content"})
+_MISSING = object()
 
 
 class SkipRow(Exception):
@@ -94,7 +96,7 @@ class Layout(Protocol):
 
 def canonical_role(name: object) -> str:
     """The one of four roles that a source's name stands for; a name not known is never guessed."""
-    role = ROLES.get(name.lower()) if isinstance(name, str) else None
+    role = ROLES.get(name) or ROLES.get(name.lower()) if isinstance(name, str) else None
     if role is None:
         raise SkipRow(f"unknown_role:{name!s:.40}")
     return role
@@ -102,24 +104,29 @@ def canonical_role(name: object) -> str:
 
 def column(row: Any, name: str) -> Any:
     """The value of a column; a name with dots is a path where no column bears it. May be None."""
-    if not isinstance(row, Mapping):
-        raise SkipRow("bad_type:row")
-    if name in row:
-        return row[name]
-    value: Any = row
-    for part in name.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            raise SkipRow(f"missing_column:{name}")
-        value = value[part]
+    value = _value(row, name)
+    if value is _MISSING:
+        raise SkipRow(f"missing_column:{name}" if isinstance(row, dict) else "bad_type:row")
     return value
 
 
 def optional_column(row: Any, name: str) -> Any:
     """The value of a column, or None where the row lacks it."""
-    try:
-        return column(row, name)
-    except SkipRow:
-        return None
+    value = _value(row, name)
+    return None if value is _MISSING else value
+
+
+def _value(row: Any, name: str) -> Any:
+    if not isinstance(row, dict):
+        return _MISSING
+    if name in row or "." not in name:
+        return row.get(name, _MISSING)
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return _MISSING
+        value = value[part]
+    return value
 
 
 def text_column(row: Any, name: str, required: bool = True) -> str:
@@ -161,7 +168,7 @@ def turns_column(row: Any, name: str) -> list[Mapping[str, Any]]:
 
 def checked_turns(turns: list[Any], name: str) -> list[Mapping[str, Any]]:
     """The turns, all of them objects. Raises SkipRow: bad_type:<name>."""
-    if not all(isinstance(turn, Mapping) for turn in turns):
+    if not all(isinstance(turn, dict) for turn in turns):
         raise SkipRow(f"bad_type:{name}")
     return turns
 
@@ -193,10 +200,13 @@ def message(role: object, content: object, extras: Mapping[str, Any] = _NOTHING)
     role: the source's name for it. content: a string, null, or parts. extras: the turn's other entries, of
     which calls, reasoning and names are taken; those that Arrow filled with null count as absent.
     """
-    text, reasoning, calls = _content(content)
+    text, reasoning, calls = (content, "", []) if isinstance(content, str) else _content(content)
     made: Message = {"role": canonical_role(role), "content": text}
+    # Nearly all turns are just words: what follows is looked for only where there is more.
+    if extras.keys() <= _PLAIN_KEYS and not reasoning and not calls and not _is_call(role):
+        return made
     if made["role"] == "assistant":
-        if isinstance(role, str) and role.lower() in CALL_ROLES:
+        if _is_call(role):
             found = _calls(parsed(text))
             made["content"], calls = (text, calls) if found is None else ("", calls + found)
         calls += _declared_calls(extras)
@@ -208,16 +218,24 @@ def message(role: object, content: object, extras: Mapping[str, Any] = _NOTHING)
     for key in ("name", "tool_call_id"):
         if isinstance(extras.get(key), str) and extras[key]:
             made[key] = extras[key]
+    # SWE-agent lists the calls that a result answers, of which there is one.
+    answered = extras.get("tool_call_ids")
+    if isinstance(answered, list) and len(answered) == 1 and isinstance(answered[0], str):
+        made.setdefault("tool_call_id", answered[0])
     return made
+
+
+def _is_call(role: object) -> bool:
+    return isinstance(role, str) and role.lower() in CALL_ROLES
 
 
 def _content(content: object) -> tuple[str, str, list[dict[str, Any]]]:
     """Text, reasoning and calls of a content; the texts of parts are joined as they are."""
-    if content is None or isinstance(content, str):
-        return content or "", "", []
+    if content is None:
+        return "", "", []
     text, reasoning, calls = "", "", list[dict[str, Any]]()
     for part in content if isinstance(content, list) else [content]:
-        kind = part.get("type") if isinstance(part, Mapping) else None
+        kind = part.get("type") if isinstance(part, dict) else None
         payload = part if isinstance(part, str) else _payload(part)
         if is_media_part(part):
             raise SkipRow("multimodal")
@@ -235,7 +253,7 @@ def _content(content: object) -> tuple[str, str, list[dict[str, Any]]]:
 
 
 def _payload(part: object) -> str | None:
-    if not isinstance(part, Mapping) or "role" in part:
+    if not isinstance(part, dict) or "role" in part:
         return None
     return next((part[key] for key in _PART_PAYLOADS if isinstance(part.get(key), str)), None)
 
@@ -267,8 +285,8 @@ def _calls(value: object) -> list[dict[str, Any]] | None:
 
 def _function(item: Any) -> Mapping[str, Any] | None:
     """The named function of a call or a declaration, which may stand bare or under `function`."""
-    function = item.get("function", item) if isinstance(item, Mapping) else None
-    return function if isinstance(function, Mapping) and isinstance(function.get("name"), str) else None
+    function = item.get("function", item) if isinstance(item, dict) else None
+    return function if isinstance(function, dict) and isinstance(function.get("name"), str) else None
 
 
 def call(name: str, arguments: object, call_id: object = None) -> dict[str, Any]:
@@ -282,7 +300,7 @@ def call(name: str, arguments: object, call_id: object = None) -> dict[str, Any]
 
 
 def _filled(value: Any) -> Any:
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {key: _filled(inner) for key, inner in value.items() if inner is not None}
     return [_filled(inner) for inner in value] if isinstance(value, list) else value
 
