@@ -21,6 +21,7 @@ from eyrie.records import (
     RecordError,
     atomic_write,
     content_key,
+    json_line,
     read_json,
     sha256_file,
     write_json,
@@ -276,8 +277,10 @@ def _verified_files(source: Path, files: list[dict[str, Any]]) -> list[Path]:
 
 
 def _write_reject(file: IO[bytes], reject: Mapping[str, Any]) -> None:
-    line = json.dumps(_jsonable(reject), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    file.write(line.encode() + b"\n")
+    try:
+        file.write(json_line(reject))
+    except (TypeError, ValueError):
+        file.write(json_line(_jsonable(reject)))
 
 
 def _jsonable(value: Any) -> Any:
