@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import chat_targets
-from eyrie.chat import Chat
+from eyrie.chat import Chat, ChatError
 from eyrie.chat.kimi import is_kimi, with_call_ids
 from eyrie.config import ConfigError
 
@@ -135,6 +135,25 @@ def test_a_model_that_opens_its_own_thinking_is_trained_to(tmp_path: Path) -> No
     [row] = chat.rows([ask("q"), answer("A", reasoning_content="R")])
     said = [n for n, one in zip(row.ids, row.loss_mask, strict=True) if one]
     assert said == [THINK, *plain(chat, "R"), THINK_END, *plain(chat, "A"), END]
+
+
+def test_a_model_that_does_not_think_has_no_reasoning(tmp_path: Path) -> None:
+    """The first K2: no tokens for thinking, and a template without a place for it."""
+    chat_targets.write_kimi(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    for number in (THINK, THINK_END):
+        del settings["added_tokens_decoder"][str(number)]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    template = chat_targets.template("kimi").replace("{{- message.content }}", "{{ message.content }}")
+    lines = [line for line in template.split("\n") if not line.startswith("<think>")]
+    own = "\n".join(lines).split("<|im_assistant|>assistant<|im_middle|>{{")[0]
+    (tmp_path / "chat_template.jinja").write_text(own + "<|im_assistant|>assistant<|im_middle|>{%- endif -%}")
+    chat = Chat(tmp_path)
+    [row] = chat.rows([ask("q"), answer("A"), ask("q"), answer("A")])
+    assert sum(row.loss_mask) == 2 * len([*plain(chat, "A"), END])
+    with pytest.raises(ChatError) as caught:
+        chat.rows([ask("q"), answer("A", reasoning_content="R")])
+    assert caught.value.reason == "reasoning_lost"
 
 
 def test_another_kimis_ids_are_refused(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ IDS = {
     "</think>": 163607,
 }
 END = "<|im_end|>"
+THINK, THINK_END = "<think>", "</think>"
 
 _CALL_ID = re.compile(r"functions\.[^\s:]+:[0-9]+")
 
@@ -49,10 +50,11 @@ def is_kimi(path: Path) -> bool:
 
 def check_ids(control_ids: Mapping[str, int], path: Path) -> None:
     """Raise ConfigError where the control tokens are not those of K2 to K2.5."""
+    may_lack = set() if THINK in control_ids else {THINK, THINK_END}
     wrong = [
         f"{token} {control_ids.get(token)} (expected {number})"
         for token, number in IDS.items()
-        if control_ids.get(token) != number
+        if control_ids.get(token) != number and token not in may_lack
     ]
     if wrong:
         raise ConfigError(
@@ -67,8 +69,8 @@ def answer_text(message: Mapping[str, Any], prompt: str) -> str:
 
     K2.5's prompt opens the thinking, or closes it at once where none is wanted; K2-Thinking's does neither.
     """
-    thought = f"<think>{message.get('reasoning_content', '')}</think>"
-    for opened in ("<think></think>", "<think>"):
+    thought = f"{THINK}{message.get('reasoning_content', '')}{THINK_END}"
+    for opened in (THINK + THINK_END, THINK):
         if prompt.endswith(opened):
             thought = thought.removeprefix(opened)
             break

@@ -39,6 +39,8 @@ class RowMaker:
         self._encoder = encoder
         self._template = template
         self._is_kimi = isinstance(encoder, KimiEncoder)
+        # The first K2 answers at once.
+        self._thinks_as_kimi = self._is_kimi and kimi.THINK in encoder.control_ids
 
     def prompt(self, messages: Messages, tools: Tools) -> list[int]:
         """The ids of the messages and the generation prompt. Raises ChatError."""
@@ -76,7 +78,7 @@ class RowMaker:
             return message | {"content": ""}
         if not isinstance(content, str) or "think>" not in content or message.get("reasoning_content"):
             return message
-        if not (self._is_kimi or self._template.renders_reasoning):
+        if not (self._thinks_as_kimi or self._template.renders_reasoning):
             return message
         if found := _THOUGHT.fullmatch(content):
             return message | {"reasoning_content": found[1], "content": found[2]}
@@ -123,7 +125,7 @@ class RowMaker:
         self, marks: Marks, style: Style, before: int, turn: int, loss_on: LossOn, number: int | None
     ) -> ChatRow:
         """The row of one turn with the history as the target saw it then."""
-        if self._is_kimi:
+        if self._thinks_as_kimi:
             rendered = self._put_behind_prompt(marks, style, turn)
         else:
             rendered = marks.render(self._template.apply, turn + 1, style)
