@@ -78,9 +78,11 @@ class LowestHashes(Selection):
         self._heap: list[tuple[int, str, str, Row, list[str]]] = []
 
     def _take(self, row: Row, position: str, notes: list[str]) -> Iterator[Left]:
-        heapq.heappush(self._heap, (-int(_rank(row["id"]), 16), row["id"], position, row, notes))
-        if self._cap is not None and len(self._heap) > self._cap:
-            _, gone, place, _, _ = heapq.heappop(self._heap)
+        ranked = (-int(_rank(row["id"]), 16), row["id"], position, row, notes)
+        if self._cap is None or len(self._heap) < self._cap:
+            heapq.heappush(self._heap, ranked)
+        else:
+            _, gone, place, _, _ = heapq.heappushpop(self._heap, ranked)
             yield Left("over_cap", gone, place)
 
     def finish(self) -> Iterator[Left]:
