@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
 import json
 import os
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+import fetch_raw
 from eyrie.config import DatasetSettings
 from eyrie.detection import detect_format, detect_layout
 from eyrie.inspection import Inspection, InspectionError
@@ -37,7 +39,11 @@ def kept_by(made: dict[str, Any], folder: Path) -> int:
     """Build the prompts of an entry; how many rows are kept."""
     settings = DatasetSettings.model_validate(made)
     files = [
-        {"name": str(Path(name).resolve()), "bytes": 0, "sha256": sha256_file(Path(name))}
+        {
+            "name": str(Path(glob.glob(name)[0]).resolve()),
+            "bytes": 0,
+            "sha256": sha256_file(Path(glob.glob(name)[0])),
+        }
         for name in settings.source.files
     ]
     write_json(folder / "source.json", {"files": files})
@@ -224,11 +230,19 @@ def test_gates_that_the_rows_cannot_pass_are_part_of_the_entry(tmp_path: Path) -
 
 
 def test_lines_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
-    path = lines(tmp_path / "9 lives.jsonl", {"messages": HELLO})
+    path = lines(tmp_path / "9 [lives].jsonl", {"messages": HELLO})
     path.write_text(path.read_text() + '{"a": NaN}\n')
     text = inspected(path)
     assert "cannot be read: 1 bad_json:not_a_number" in text
     assert entry_of(text)[0] == "d_9_lives"
+
+
+def test_an_entry_names_its_file_and_no_target_of_the_build(tmp_path: Path) -> None:
+    path = lines(tmp_path / "[a] b.jsonl", {"messages": HELLO})
+    _, made = entry_of(inspected(path))
+    fetched = fetch_raw.fetch("d", DatasetSettings.model_validate(made).source, tmp_path / "raw")
+    assert [file.name for file in fetched] == ["[a] b.jsonl"]
+    assert entry_of(inspected(lines(tmp_path / "prompts.jsonl", {"messages": HELLO})))[0] == "d_prompts"
 
 
 def test_figures_of_the_columns(tmp_path: Path) -> None:

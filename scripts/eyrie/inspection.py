@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import re
 from collections import Counter
@@ -13,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from eyrie.config import GateSettings
+from eyrie.config import NAMED_TARGETS, GateSettings
 from eyrie.detection import Detection, Reading, detect_layout
 from eyrie.errors import BuildError
 from eyrie.media import without_media
@@ -143,7 +144,7 @@ class Inspection:
 
     def _entry(self, found: Reading, distinct: int) -> str:
         made: dict[str, Any] = {
-            "source": {"files": [str(self._path)], "format": self._format},
+            "source": {"files": [glob.escape(str(self._path))], "format": self._format},
             "licence": "unknown",
             "layout": found.layout,
         }
@@ -191,7 +192,7 @@ class Inspection:
 
 def _dataset_name(path: Path) -> str:
     name = re.sub(r"[^a-z0-9]+", "_", path.name.split(".")[0].lower()).strip("_")
-    return name if name[:1].isalpha() else f"d_{name}"
+    return name if name[:1].isalpha() and name not in NAMED_TARGETS else f"d_{name}"
 
 
 def _is_blank(value: Any) -> bool:
