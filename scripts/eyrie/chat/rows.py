@@ -11,8 +11,8 @@ from typing import Any, Literal
 from eyrie.chat import kimi
 from eyrie.chat.encoders import Encoder, KimiEncoder
 from eyrie.chat.errors import ChatError
-from eyrie.chat.layout import Layout, Span
 from eyrie.chat.marks import Kind, Marks, Messages, Place, Rendered, Style, Tools
+from eyrie.chat.spans import MessageSpans, Span
 from eyrie.chat.templates import Template
 
 LossOn = Literal["assistant", "non_system", "all"]
@@ -81,7 +81,10 @@ class RowMaker:
         if not (self._thinks_as_kimi or self._template.renders_reasoning):
             return message
         if found := _THOUGHT.fullmatch(content):
-            return message | {"reasoning_content": found[1], "content": found[2]}
+            # As the templates that look for the tags themselves do; Kimi's has no blanks around them.
+            content = found[2] if self._thinks_as_kimi else found[2].lstrip("\n")
+            thought = {"reasoning_content": found[1]} if found[1].strip() else {}
+            return message | {"content": content} | thought
         if content.lstrip().startswith("<think>") or ("</think>" in content and "<think>" not in content):
             raise ChatError(
                 "an answer has one of the tags <think> and </think> without the other", "reasoning_unclear"
@@ -158,18 +161,18 @@ class RowMaker:
         number: int | None = None,
     ) -> ChatRow:
         """A row with the messages after `since` supervised; `turns` are encoded apart from what is around."""
-        layout = Layout(self._template, marks.messages, rendered)
-        spans = {turn: layout.turn(turn) for turn in turns}
+        of_message = MessageSpans(self._template, marks.messages, rendered)
+        spans = {turn: of_message.turn(turn) for turn in turns}
         supervised: list[Span] = []
         if loss_on == "all":
-            start = layout.turn(since).end if since >= 0 else 0
+            start = of_message.turn(since).end if since >= 0 else 0
             supervised.append(Span(start, len(rendered.text)))
         else:
             for message in range(since + 1, len(marks.messages)):
                 if message in spans:
                     supervised.append(spans[message])
                 elif loss_on == "non_system" and marks.messages[message]["role"] != "system":
-                    supervised += layout.texts(message)
+                    supervised += of_message.texts(message)
         ids, mask = self._tokens(marks, rendered.text, list(spans.values()), sorted(supervised))
         return ChatRow(ids, mask, number)
 

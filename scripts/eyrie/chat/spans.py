@@ -16,7 +16,7 @@ class Span(NamedTuple):
     end: int
 
 
-class Layout:
+class MessageSpans:
     """The messages in a rendered text, between the places of their texts."""
 
     def __init__(self, template: Template, messages: Messages, rendered: Rendered) -> None:
