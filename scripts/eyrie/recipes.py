@@ -14,7 +14,7 @@ from eyrie.config import Config, DatasetSettings, GateSettings, Settings, Source
 from eyrie.records import canonical_json
 
 ANSWERING_VERSION = 1
-TOKENIZING_VERSION = 1
+TOKENIZING_VERSION = 2
 CAPTURE_VERSION = 1
 TRAINING_VERSION = 1
 REPORT_VERSION = 1
