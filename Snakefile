@@ -32,6 +32,7 @@ rule all:
 rule prompts:
     input:
         [conversation_rows(dataset) for dataset in DATASETS],
+        SELECTION,
 
 
 rule responses:

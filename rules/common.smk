@@ -16,11 +16,14 @@ from eyrie.records import canonical_json, write_json
 from eyrie.recipes import (
     EVALUATION_VERSION,
     answering_recipe,
+    benchmark_files,
     capture_recipe,
     drafter_recipe,
     prompts_settings,
     raw_files,
     report_recipe,
+    selection_recipe,
+    source_settings,
     tokenizing_recipe,
 )
 
@@ -51,6 +54,8 @@ SOURCE = f"{WORK}/raw/{{dataset}}/source.json"
 PROMPTS = f"{WORK}/prompts/{{dataset}}/prompts.jsonl"
 CONVERSATIONS = f"{WORK}/prompts/{{dataset}}/conversations.jsonl"
 PROMPTS_LEDGER = f"{WORK}/prompts/{{dataset}}/ledger.json"
+# Only a build that expects a number of rows counts them.
+SELECTION = [f"{WORK}/prompts/selection.json"] if CONFIG.expected_by_kind() else []
 TARGET = f"{BUILD}/target.json"
 TOKENIZED = f"{BUILD}/tokenized/{{dataset}}/tokenized_data.jsonl"
 TOKENIZED_LEDGER = f"{BUILD}/tokenized/{{dataset}}/ledger.json"

@@ -11,6 +11,8 @@ rule build_vocabulary:
     input:
         rows=expand(TOKENIZED, dataset=DATASETS),
         target=TARGET,
+        # Nothing is trained before the counts are right; that they were checked anew changes nothing.
+        selection=ancient(SELECTION),
         code=code_files("build_vocabulary"),
     output:
         vocabulary=VOCABULARY,

@@ -3,8 +3,17 @@
 Inputs:  the raw files that config names, local or on the hub.
 Outputs: work/raw/{dataset}/source.json, beside pinned copies of the files;
          work/prompts/{dataset}/prompts.jsonl, or conversations.jsonl for native datasets;
-         ledger.json (rows in = kept + skipped by reason) and rejects.jsonl beside either.
+         ledger.json (rows in = kept + skipped by reason) and rejects.jsonl beside either;
+         work/prompts/selection.json where config expects a number of rows in all.
 """
+
+
+def fetch_settings(wildcards):
+    return source_settings(CONFIG.datasets[wildcards.dataset].source)
+
+
+def prompts_benchmarks(wildcards):
+    return benchmark_files(CONFIG.datasets[wildcards.dataset])
 
 
 def prompts_params(wildcards):
@@ -26,9 +35,7 @@ rule fetch_raw:
     benchmark:
         f"{BENCHMARKS}/fetch_raw/{{dataset}}.tsv"
     params:
-        settings=lambda wildcards: CONFIG.datasets[
-            wildcards.dataset
-        ].source.model_dump_json(),
+        settings=fetch_settings,
     shell:
         "python scripts/fetch_raw.py --dataset {wildcards.dataset}"
         " --settings {params.settings:q} --out {output.source:q} --log {log:q}"
@@ -37,6 +44,7 @@ rule fetch_raw:
 rule build_prompts:
     input:
         source=SOURCE,
+        benchmarks=prompts_benchmarks,
         code=prompts_code,
     output:
         rows=PROMPTS,
@@ -67,3 +75,20 @@ use rule build_prompts as build_conversations with:
         f"{BENCHMARKS}/build_prompts/{{dataset}}.tsv"
     wildcard_constraints:
         dataset="|".join(NATIVE_DATASETS) or "(?!)",
+
+
+rule check_selection:
+    input:
+        ledgers=expand(PROMPTS_LEDGER, dataset=DATASETS),
+        code=code_files("check_selection"),
+    output:
+        selection=f"{WORK}/prompts/selection.json",
+    log:
+        f"{LOGS}/check_selection.log",
+    benchmark:
+        f"{BENCHMARKS}/check_selection.tsv"
+    params:
+        recipe=selection_recipe(CONFIG),
+    shell:
+        "python scripts/check_selection.py --ledgers {input.ledgers:q} --recipe {params.recipe:q}"
+        " --out {output.selection:q} --log {log:q}"

@@ -31,12 +31,12 @@ from eyrie.config import (
 )
 from eyrie.console import Progress, run_command, start_log
 from eyrie.engines.in_process import InProcessEngine, check_against_reference
-from eyrie.gates import check_answers
+from eyrie.gates import check_answers, check_samples
 from eyrie.provenance import manifest_header
 from eyrie.records import Ledger, content_key, write_json, write_jsonl
 from eyrie.store import Journal, StateStore, answers_folder, read_journals
 from eyrie.target import Target, states_recipe
-from eyrie.tokenized import check_samples, count_tokens, read_chats, read_target, sample_row
+from eyrie.tokenized import count_tokens, read_chats, read_target, sample_row
 
 
 class AnsweringRecipe(Settings):
@@ -188,9 +188,9 @@ def main() -> None:
     found = answers.find(by_key)
 
     reasons = Counter(found[prompt.key]["finish_reason"] for prompt in prompts)
-    check_answers(arguments.dataset, len(prompts), reasons["length"], 0, recipe.gates)
+    warnings = check_answers(arguments.dataset, len(prompts), reasons["length"], 0, recipe.gates)
     rows = make_rows(arguments.dataset, prompts, found, recipe, ledger)
-    check_samples(arguments.dataset, ledger, recipe.gates)
+    warnings += check_samples(arguments.dataset, ledger, recipe.gates)
     write_jsonl(arguments.out, rows)
     write_json(
         arguments.ledger,
@@ -203,6 +203,7 @@ def main() -> None:
             ),
             "dataset": arguments.dataset,
             **ledger.as_dict(),
+            "warnings": warnings,
             **count_tokens(rows),
             "finish_reasons": {reason: reasons[reason] for reason in ("stop", "length")},
         },

@@ -1,38 +1,33 @@
 """Bring a dataset's raw files into its folder and record what they are: names, sizes, SHA-256.
 
-Local files are copied; files on the Hugging Face hub are downloaded at a pinned commit. All later stages
-read the copies alone and notice when one is changed.
+Local files are copied; files on the Hugging Face hub are downloaded at a pinned commit, named one by one or
+as a split. All later stages read the copies alone and notice when one is changed.
 """
 
 from __future__ import annotations
 
 import argparse
 import glob
-import shutil
 import time
 from pathlib import Path
 
-import huggingface_hub
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from huggingface_hub.utils import filter_repo_objects
-
 from eyrie.config import ConfigError, SourceSettings, config_line, parse_settings
 from eyrie.console import run_command, start_log
+from eyrie.copies import copy_file
+from eyrie.hub import copy_from_repository, download
 from eyrie.raw_files import check_file
-from eyrie.records import atomic_write, sha256_file, write_json
+from eyrie.records import sha256_file, write_json
 
 
 def fetch(dataset: str, settings: SourceSettings, folder: Path) -> list[Path]:
     """The dataset's raw files in its folder, in the order of their names. Raises ConfigError, RecordError."""
+    where = config_line(["datasets", dataset, "source"])
     if settings.hub_id is None:
         files = copy_local(dataset, settings.files, folder)
+    elif settings.is_local:
+        files = copy_from_repository(settings, folder, where)
     else:
-        files = download(dataset, settings.hub_id, settings, folder)
+        files = download(settings, folder, where)
     for file in files:
         check_file(file, settings.format)
     return files
@@ -53,62 +48,7 @@ def copy_local(dataset: str, patterns: list[str], folder: Path) -> list[Path]:
             other = sources.setdefault(path.name, path)
             if not other.samefile(path):
                 raise ConfigError(f"{where}: {other} and {path} bear the same name; rename one")
-    return [_copied(path, folder / name) for name, path in sorted(sources.items())]
-
-
-def _copied(source: Path, target: Path) -> Path:
-    if target.exists() and (target.samefile(source) or sha256_file(target) == sha256_file(source)):
-        return target
-    with source.open("rb") as reading, atomic_write(target) as writing:
-        shutil.copyfileobj(reading, writing, 1 << 20)
-    return target
-
-
-def download(dataset: str, hub_id: str, settings: SourceSettings, folder: Path) -> list[Path]:
-    """Download the files from the hub at the pinned commit, into a folder of that commit's name."""
-    where = config_line(["datasets", dataset, "source"])
-    if settings.revision is None:
-        raise ConfigError(
-            f"{where}: {hub_id} without a revision; expected the hexadecimal commit, shown under "
-            "'Files and versions': without it, the same configuration would one day read other data"
-        )
-    target = folder / settings.revision
-    try:
-        huggingface_hub.snapshot_download(
-            hub_id,
-            repo_type="dataset",
-            revision=settings.revision,
-            allow_patterns=settings.files,
-            local_dir=target,
-        )
-    except (OSError, huggingface_hub.errors.IncompleteSnapshotError) as error:
-        raise ConfigError(_why_not(settings, target, where, error)) from error
-    names = [path.relative_to(target) for path in target.rglob("*") if path.is_file()]
-    present = [str(name) for name in names if name.parts[0] != ".cache"]
-    for pattern in settings.files:
-        if not any(filter_repo_objects(present, allow_patterns=[pattern])):
-            raise ConfigError(f"{where}.files: {hub_id} holds no file that {pattern!r} names")
-    return [target / name for name in sorted(filter_repo_objects(present, allow_patterns=settings.files))]
-
-
-def _why_not(settings: SourceSettings, target: Path, where: str, error: Exception) -> str:
-    if isinstance(error, GatedRepoError):
-        seen = "is gated: accept its terms on the hub and log in with `hf auth login`"
-    elif isinstance(error, RepositoryNotFoundError):
-        seen = "is not on the hub, or is private and needs `hf auth login`; check hub_id"
-    elif isinstance(error, RevisionNotFoundError):
-        seen = f"has no commit {settings.revision}; check revision"
-    elif isinstance(error, HfHubHTTPError):
-        seen = f"was refused by the hub: {error}"
-    else:
-        seen = f"cannot be reached: {error}".splitlines()[0]
-    patterns = " ".join(f"--include {pattern!r}" for pattern in settings.files)
-    return (
-        f"{where}: {settings.hub_id} {seen}\n"
-        "  without a network: run this where there is one, bring the folder here, and build again:\n"
-        f"    hf download {settings.hub_id} --repo-type dataset --revision {settings.revision} {patterns} "
-        f"--local-dir {target}"
-    )
+    return [copy_file(path, folder / name) for name, path in sorted(sources.items())]
 
 
 def main() -> None:
@@ -131,7 +71,11 @@ def main() -> None:
     ]
     write_json(
         arguments.out,
-        {"dataset": arguments.dataset, "files": described, "settings": settings.model_dump(mode="json")},
+        {
+            "dataset": arguments.dataset,
+            "files": described,
+            "settings": settings.model_dump(mode="json", exclude={"expected_rows"}),
+        },
     )
     size = sum(file.stat().st_size for file in files)
     seconds = time.monotonic() - start

@@ -1,7 +1,10 @@
 """Turn native conversations, whose answers are kept, into token ids and loss masks.
 
 Inputs: conversations.jsonl, target.json and the target's folder (its tokenizer and chat template are used).
-Outputs: tokenized_data.jsonl, one row a conversation, and ledger.json.
+Outputs: tokenized_data.jsonl, one row a conversation, or one for each turn of the assistant where the
+target's template rewrites its history (see eyrie/chat); and ledger.json.
+
+Rows that came with token ids keep them and their mask, as long as the target has such ids.
 
 Answers of another model than the target teach the drafter another model's words: this is refused, or said
 in the log and the ledger where the configuration wants it.
@@ -16,12 +19,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from eyrie.chat import Chat, ChatError, LossOn
+from eyrie.chat import Chat, ChatError, ChatRow, LossOn
 from eyrie.config import ConfigError, GateSettings, Settings, SplitSettings, config_line, parse_settings
 from eyrie.console import run_command, start_log
+from eyrie.gates import check_samples
 from eyrie.provenance import manifest_header
 from eyrie.records import Ledger, write_json, write_jsonl
-from eyrie.tokenized import check_samples, count_tokens, read_chats, read_target, sample_row
+from eyrie.tokenized import count_tokens, read_chats, read_target, sample_row
 
 
 class TokenizingRecipe(Settings):
@@ -71,28 +75,59 @@ def tokenize(
     path: Path,
     chat: Chat,
     recipe: TokenizingRecipe,
-    longest: int,
+    target: Mapping[str, Any],
     ledger: Ledger,
+    turns: Ledger,
     log: logging.Logger,
 ) -> list[dict[str, Any]]:
-    """The conversations of at most `longest` tokens as samples, by id; the ledger counts the others."""
-    rows = []
+    """The conversations as samples no longer than recipe and target allow, by id.
+
+    ledger counts conversations, one that gives a sample as kept; turns counts the rows of the conversations
+    that the target's template makes one of for each turn. Their ids are ID-0, ID-1 and so on, by turn.
+    """
+    longest = min(recipe.max_tokens, target["max_position_embeddings"])
+    samples = []
     for row in read_chats(path):
         try:
-            ids, mask = chat.conversation_ids(row["messages"], row.get("tools"), recipe.loss_on)
+            if "input_ids" in row:
+                made = [given_tokens(row, target["vocab_size"])]
+            else:
+                made = chat.rows(row["messages"], row.get("tools"), recipe.loss_on)
         except ChatError as error:
-            if not ledger.skipped["template_error"]:
-                log.warning("conversation %s: %s", row["id"], error)
-            ledger.skip("template_error")
+            if not ledger.skipped[error.reason]:
+                log.warning("conversation %s: %s: %s", row["id"], error.reason, error)
+            ledger.skip(error.reason)
             continue
-        if len(ids) > longest:
-            ledger.skip("too_long")
-        elif not any(mask):
-            ledger.skip("no_supervised_text")
-        else:
-            ledger.keep()
-            rows.append(sample_row(dataset, row, ids, mask, "native", recipe.split))
-    return rows
+        kept = []
+        for one in made:
+            reason = _why_not(one, longest)
+            if reason is None:
+                kept.append(one)
+            if one.turn is not None:
+                turns.keep() if reason is None else turns.skip(reason)
+        if not kept:
+            ledger.skip(_why_not(made[0], longest) or "")
+            continue
+        ledger.keep()
+        for one in kept:
+            name = row if one.turn is None else {**row, "id": f"{row['id']}-{one.turn}"}
+            samples.append(sample_row(dataset, name, one.ids, one.loss_mask, "native", recipe.split))
+    return sorted(samples, key=lambda sample: sample["id"])
+
+
+def given_tokens(row: Mapping[str, Any], vocab_size: int) -> ChatRow:
+    """The row of a conversation that others tokenized. Raises ChatError for ids that the target lacks."""
+    largest = max(row["input_ids"])
+    if largest >= vocab_size:
+        raise ChatError(f"token id {largest}, but the target has {vocab_size}", "foreign_token_id")
+    return ChatRow(row["input_ids"], row["loss_mask"])
+
+
+def _why_not(row: ChatRow, longest: int) -> str | None:
+    """The reason to leave a row out; None for a good one."""
+    if len(row.ids) > longest:
+        return "too_long"
+    return None if any(row.loss_mask) else "no_supervised_text"
 
 
 def main() -> None:
@@ -105,10 +140,9 @@ def main() -> None:
     target = read_target(arguments.target, chat)
     own = check_native_model(arguments.dataset, recipe, target, log)
 
-    ledger = Ledger()
-    longest = min(recipe.max_tokens, target["max_position_embeddings"])
-    rows = tokenize(arguments.dataset, arguments.conversations, chat, recipe, longest, ledger, log)
-    check_samples(arguments.dataset, ledger, recipe.gates)
+    ledger, turns = Ledger(), Ledger()
+    rows = tokenize(arguments.dataset, arguments.conversations, chat, recipe, target, ledger, turns, log)
+    warnings = check_samples(arguments.dataset, ledger, recipe.gates)
     write_jsonl(arguments.out, rows)
     write_json(
         arguments.ledger,
@@ -122,7 +156,10 @@ def main() -> None:
             "dataset": arguments.dataset,
             "native_model": recipe.native_model,
             "native_model_is_target": own,
+            "loss_on": recipe.loss_on,
             **ledger.as_dict(),
+            "warnings": warnings,
+            "turns": turns.as_dict(),
             **count_tokens(rows),
         },
     )
@@ -130,7 +167,7 @@ def main() -> None:
     seconds = time.monotonic() - start
     log.info(
         "%s: %d conversations, %d samples of %d tokens, %.1f s, %.0f tokens/s",
-        *(arguments.dataset, ledger.rows, ledger.kept, tokens, seconds, tokens / max(seconds, 1e-9)),
+        *(arguments.dataset, ledger.rows, len(rows), tokens, seconds, tokens / max(seconds, 1e-9)),
     )
 
 

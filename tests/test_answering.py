@@ -226,7 +226,10 @@ def tokenize(stages: Stages, rows: list[dict[str, Any]], **changes: Any) -> None
 
 def test_native_conversations_keep_their_answers(stages: Stages) -> None:
     silent = {**question(8), "messages": question(8)["messages"]}
-    tokenize(stages, [conversation(0), conversation(1), conversation(2, "long " * 400), silent])
+    rows = [conversation(0), conversation(1), conversation(2, "long " * 400), silent]
+    with pytest.raises(GateError, match=r"1 of 4 loss masks are all zero \(25\.0%\)"):
+        tokenize(stages, rows)
+    tokenize(stages, rows, gates={"max_unsupervised_share": 0.25})
     ledger = stages.ledger()
     assert ledger["native_model_is_target"] is True
     assert ledger["skipped"] == {"no_supervised_text": 1, "too_long": 1}
@@ -235,6 +238,19 @@ def test_native_conversations_keep_their_answers(stages: Stages) -> None:
         assert 0 < sum(row["loss_mask"]) < len(row["input_ids"])
     stages.capture()
     assert read_json(stages.folder / "manifest.json")["counts"]["samples"] == 2
+
+
+def test_rows_that_came_with_tokens_keep_them(stages: Stages) -> None:
+    own = {"id": "b", "group": "b", "input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 1, 0]}
+    foreign = {**own, "id": "c", "input_ids": [5, 6, 1 << 30, 8]}
+    tokenize(stages, [own, foreign, conversation(0)])
+    assert stages.ledger()["skipped"] == {"foreign_token_id": 1}
+    row = next(row for row in stages.samples() if row["id"] == "b")
+    assert (row["input_ids"], row["loss_mask"], row["finish_reason"]) == (
+        [5, 6, 7, 8],
+        [0, 1, 1, 0],
+        "native",
+    )
 
 
 def test_another_models_answers_are_refused_or_recorded(stages: Stages) -> None:

@@ -254,8 +254,33 @@ def test_mistakes_in_the_configuration_are_told_before_anything_runs(copied: Wor
     assert "unknown key 'thread'; did you mean threads?" in said
 
 
+def test_a_wrong_number_of_rows_in_all_stops_before_training(copied: Workspace) -> None:
+    copied.edit(TINY, "datasets:\n", "expected_samples: {prompts: 64}\n\ndatasets:\n")
+    planned = {rule for rule, _ in copied.plan()}
+    assert "check_selection" in planned
+    assert planned.isdisjoint({"build_prompts", "answer_prompts", "tokenize_conversations", "capture_states"})
+    copied.build("prompts")
+    kept = json.loads(copied.read("work/prompts/selection.json"))["kept"]["prompts"]
+    assert kept == {"openthoughts": 24, "sharegpt": 24, "swe_agent": 16}
+    # Another number repeats the comparison alone; what follows only waits for it.
+    copied.edit(TINY, "{prompts: 64}", "{prompts: {max: 64}}")
+    assert copied.plan("prompts") == {("check_selection", "")}
+    copied.edit(TINY, "{prompts: {max: 64}}", "{prompts: {min: 1000}}")
+    copied.edit(TINY, "    samples: 24\n", "")
+    said = copied.build("prompts", check=False)
+    assert "selected rows of kind prompts\n  seen: 205: openthoughts 91, sharegpt 98, swe_agent 16" in said
+
+
+def test_a_licence_that_is_not_allowed_stops_before_anything_runs(copied: Workspace) -> None:
+    copied.edit(TINY, "datasets:\n", "licences: [MIT]\n\ndatasets:\n")
+    said = copied.build(check=False)
+    assert (
+        "datasets.openthoughts.licence: saw 'Apache-2.0', expected one of the allowed licences: MIT" in said
+    )
+
+
 def test_the_full_build_is_planned_without_the_target_or_the_data(tmp_path: Path) -> None:
     jobs = Workspace.clone(tmp_path).plan(config="configs/kimi-k2.5.yaml")
-    assert len(jobs) == 1 + 10 * 4 + 4
+    assert len(jobs) == 1 + 10 * 4 + 1 + 4
     assert ("answer_prompts", "swe_agent") in jobs
     assert ("tokenize_conversations", "deepswe_kimi") in jobs

@@ -177,7 +177,7 @@ def test_a_line_that_is_no_json_is_counted_with_its_place(tmp_path: Path) -> Non
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(chat(user("a"))) + '\n{"messages": [NaN]}\n', encoding="utf-8")
     built = build_files(tmp_path, entry([str(path)], "jsonl", layout="messages"))
-    assert built.ledger["skipped"] == {"bad_json": 1}
+    assert built.ledger["skipped"] == {"bad_json:not_a_number": 1}
     reject = built.rejects[0]
     assert reject["position"] == "rows.jsonl:2"
     assert reject["row"] == '{"messages": [NaN]}'
@@ -268,6 +268,96 @@ def test_the_cap_keeps_the_lowest_hashes_whatever_else_is_there(tmp_path: Path) 
     }
 
 
+def test_a_group_gives_at_most_so_many_rows(tmp_path: Path) -> None:
+    raw = [chat(user(f"task {number}"), issue=number % 2) for number in range(20)]
+    built = build(tmp_path, raw, group_by="issue", max_per_group=3, samples=5)
+    groups = [row["group"] for row in built.rows]
+    assert sorted(groups.count(content_key("group", issue)) for issue in (0, 1)) == [2, 3]
+    assert built.ledger["in"] == 20
+    assert sum(built.ledger["skipped"].values()) == len(built.rejects) == 15
+    assert set(built.ledger["skipped"]) == {"over_cap", "over_group_cap"}
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
+        *("ledger.json", "prompts.jsonl", "rejects.jsonl", "rows.jsonl")
+    ]
+
+
+def test_prompts_that_say_nearly_the_same_are_asked_once(tmp_path: Path) -> None:
+    text = "You are given two long lists of numbers and must merge them into a sorted one"
+    raw = [chat(user(text), says("1")), chat(user(f"{text.upper()}!")), chat(user("Another question"))]
+    assert build(tmp_path / "exact", raw).ledger["kept"] == 3
+    built = build(tmp_path / "near", raw, near_duplicates={"threshold": 0.8})
+    assert built.ledger["skipped"] == {"near_duplicate": 1}
+    assert {reject["position"] for reject in built.rejects} < {"rows.jsonl:1", "rows.jsonl:2"}
+    assert build(tmp_path / "back", raw[::-1], near_duplicates={}).out.read_bytes() == built.out.read_bytes()
+
+
+def test_rows_that_share_text_with_a_benchmark_are_left_out(tmp_path: Path) -> None:
+    task = "Write a function that returns the n smallest prime numbers above a given bound"
+    benchmark = tmp_path / "benchmark.jsonl"
+    benchmark.write_text(json.dumps({"prompt": task, "solution": "x"}) + "\n", encoding="utf-8")
+    later = chat(user("hello"), says("hi"), user(f"Now: {task}"), says("no"))
+    raw = [chat(user(f"{task}, quickly")), later, chat(user("harmless"), says(task))]
+    compared = {"decontaminate": {"files": [str(benchmark)]}}
+    built = build(tmp_path / "asked", raw, **compared)
+    # Of a prompts dataset, later turns and answers are left out anyway.
+    assert [row["messages"][0]["content"] for row in built.rows] == sorted(
+        ["hello", "harmless"], key=prompt_id
+    )
+    shared = "write a function that returns the n smallest prime numbers above a given"
+    reject = {"reason": "contaminated", "position": "rows.jsonl:1", "row": raw[0], "shared": shared}
+    assert built.rejects == [reject]
+    assert built.ledger["benchmarks"] == [{"name": str(benchmark), "sha256": sha256_file(benchmark)}]
+    own = build(tmp_path / "native", [*raw, later], gates={"min_kept_share": 0}, **compared, **KIMI)
+    assert own.ledger["skipped"] == {"contaminated": 2, "no_supervised_text": 1}
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "x.png"}}
+
+
+def test_media_are_refused_or_left_out(tmp_path: Path) -> None:
+    raw = [chat(user([{"type": "text", "text": "What is this?"}, PICTURE]), says("b")), chat(user("c"))]
+    refused = build(tmp_path / "refused", raw)
+    assert refused.ledger["skipped"] == {"multimodal": 1}
+    built = build(tmp_path / "text", raw, media="text_only")
+    assert built.ledger["skipped"] == {}
+    assert built.ledger["notes"] == {"media_left_out": 1}
+    assert {row["messages"][0]["content"] for row in built.rows} == {"What is this?", "c"}
+
+
+def test_rows_that_others_tokenized_keep_ids_and_mask(tmp_path: Path) -> None:
+    raw = [
+        {"input_ids": [1, 2, 3, 4], "loss_mask": [0, 0, 1, 1]},
+        {"input_ids": [1, 2, 9], "loss_mask": [0, 0, 1]},
+        {"input_ids": [5, 6], "loss_mask": [0, 0]},
+    ]
+    built = build(tmp_path / "native", raw, layout="pretokenized", **KIMI)
+    key = content_key("prompt", [1, 2])
+    assert built.rows == [{"id": key, "dataset": "d", "group": key, **raw[0]}]
+    assert built.ledger["skipped"] == {"duplicate_prompt": 1, "no_supervised_text": 1}
+    with pytest.raises(GateError, match="2 pretokenized_prompt"):
+        build(tmp_path / "asked", raw, layout="pretokenized")
+    with pytest.raises(ConfigError, match=r"datasets\.d\.decontaminate: compares texts, but .* token ids"):
+        compared = {"decontaminate": {"files": [str(tmp_path / "native" / "rows.jsonl")]}}
+        (tmp_path / "native" / "rows.jsonl").write_text('{"a": "b"}\n', encoding="utf-8")
+        build(tmp_path / "compared", raw, layout="pretokenized", **compared, **KIMI)
+
+
+def test_the_number_of_rows_is_what_was_expected(tmp_path: Path) -> None:
+    source = {"files": [str(tmp_path / "rows.jsonl")], "format": "jsonl"}
+    raw = [chat(user("a")), chat(user("b")), chat()]
+    assert build(tmp_path, raw, source={**source, "expected_rows": 3}).ledger["in"] == 3
+    with pytest.raises(GateError, match=r"seen: 3 rows\n  expected: 4; another release"):
+        build(tmp_path, raw, source={**source, "expected_rows": 4})
+
+
+def test_a_warning_stays_in_the_ledger(tmp_path: Path) -> None:
+    built = build(tmp_path, [chat(), chat(), chat(user("a"))], gates={"on_fail": "warn"})
+    assert len(built.rows) == 1
+    assert "kept 1 of 3 rows (33% of those judged); skipped: 2 empty_conv" in built.ledger["warnings"][0]
+    with pytest.raises(GateError, match="kept 0 of 1 rows"):
+        build(tmp_path / "none", [chat()], gates={"on_fail": "warn", "min_kept_share": 0})
+
+
 def test_the_ledger_says_where_the_rows_are_from(tmp_path: Path) -> None:
     ledger = build(tmp_path, [chat(user("a"), says("b"))], **KIMI).ledger
     assert ledger == {
@@ -282,7 +372,7 @@ def test_the_ledger_says_where_the_rows_are_from(tmp_path: Path) -> None:
                 }
             ]
         },
-        **{"in": 1, "kept": 1, "skipped": {}, "notes": {}},
+        **{"in": 1, "kept": 1, "skipped": {}, "notes": {}, "warnings": []},
         **{"licence": "mit", "layout": "messages", "native_model": KIMI["native_model"]},
     }
 
@@ -293,13 +383,23 @@ CHATS = st.lists(TURNS, max_size=4).map(lambda spoken: chat(*({"role": r, "conte
 
 
 @settings(max_examples=40, deadline=None)
-@given(raw=st.lists(CHATS, min_size=1, max_size=8), cap=st.none() | st.integers(1, 3), native=st.booleans())
+@given(
+    raw=st.lists(CHATS, min_size=1, max_size=8),
+    cap=st.none() | st.integers(1, 3),
+    native=st.booleans(),
+    near=st.sampled_from([None, {"threshold": 0.5, "words": 1}]),
+)
 def test_every_row_is_kept_or_skipped(
-    tmp_path_factory: pytest.TempPathFactory, raw: list[Any], cap: int | None, native: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    raw: list[Any],
+    cap: int | None,
+    native: bool,
+    near: dict[str, Any] | None,
 ) -> None:
     folder = tmp_path_factory.mktemp("build")
+    gates = {"min_kept_share": 0, "max_duplicate_share": 1, "max_empty_answer_share": 1}
     try:
-        built = build(folder, raw, samples=cap, gates={"min_kept_share": 0}, **KIMI if native else {})
+        built = build(folder, raw, samples=cap, gates=gates, near_duplicates=near, **KIMI if native else {})
     except GateError:
         ledger = read_json(Built(folder).failed)
         assert ledger["kept"] == 0

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fetch_raw
-from eyrie import raw_files
+from eyrie import json_items, raw_files
 from eyrie.config import ConfigError, SourceSettings
 from eyrie.raw_files import RawError, rows
 from eyrie.records import RecordError, read_json
@@ -50,24 +50,55 @@ def test_lines_are_rows_and_their_numbers_are_their_places(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "kind"),
     [
-        b'{"a":NaN}',
-        b'{"a":1,"a":2}',
-        b'{"a":"\\ud83d"}',
-        b'{"a":"\xff"}',
-        b'{"a":',
-        b"{'a':1}",
-        b"[" * 100_000,
+        (b'{"a":NaN}', "not_a_number"),
+        (b'{"a":[-Infinity]}', "not_a_number"),
+        (b'{"a":1,"a":2}', "duplicate_key"),
+        (b'{"a":"\\ud83d"}', "lone_surrogate"),
+        (b'{"\\uDc00":1}', "lone_surrogate"),
+        (b'{"a":"\xff"}', "not_utf8"),
+        (b'{"a":"\xed\xa0\xbd"}', "not_utf8"),
+        (b'{"a":', "syntax"),
+        (b"{'a':1}", "syntax"),
+        (b'{"a":1}{"a":2}', "syntax"),
+        (b"[" * 100_000, "too_deep"),
     ],
 )
-def test_a_line_that_is_no_json_is_counted_and_the_rest_read(tmp_path: Path, line: bytes) -> None:
+def test_a_line_that_is_no_json_is_counted_and_the_rest_read(tmp_path: Path, line: bytes, kind: str) -> None:
     path = written(tmp_path / "r.jsonl", b'{"a":0}\n' + line + b'\n{"a":3}\n')
     first, broken, last = values(path, "jsonl")
     assert (first, last) == ({"a": 0}, {"a": 3})
     assert isinstance(broken, RawError)
-    assert broken.reason == "bad_json"
+    assert broken.reason == f"bad_json:{kind}"
     assert broken.text == line.decode(errors="replace")
+
+
+def test_an_escaped_pair_is_text_and_so_is_an_escaped_backslash(tmp_path: Path) -> None:
+    path = written(tmp_path / "r.jsonl", '{"a":"\\ud83d\\ude00"}\n{"a":"\\\\ud83d"}\n')
+    assert values(path, "jsonl") == [{"a": "\U0001f600"}, {"a": "\\ud83d"}]
+
+
+def test_a_last_line_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "r.jsonl", '{"a":1}\n{"a":"tw')
+    (_, whole), (place, cut) = rows([path], "jsonl")
+    assert (whole, place, cut.reason, cut.text) == (
+        *({"a": 1}, "r.jsonl:2", "bad_json:truncated_last_line", '{"a":"tw'),
+    )
+
+
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_a_line_that_is_too_long_is_counted_and_never_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(raw_files, "LONGEST_RECORD", 2_000)
+    long = json.dumps({"a": "x" * 5_000})
+    fits = json.dumps({"a": "y" * (2_000 - len('{"a": ""}') - 1)})
+    first, broken, *rest = values(written(tmp_path / "r.jsonl", f"{fits}\n{long}\n{fits}{end}"), "jsonl")
+    assert first == rest[0] == json.loads(fits)
+    assert broken == RawError(
+        "bad_json:long_line", "5010 bytes in one line; at most 2000 are read", long[:1_000]
+    )
 
 
 @pytest.mark.parametrize("text", ['[\n{"a":1},\n{"a":2}\n]', '[{"a":1},\n{"a":2}]', '{\n  "a": 1\n}'])
@@ -80,12 +111,12 @@ def test_a_document_taken_for_lines_is_named(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 2, 7, 1 << 20])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(items=st.lists(JSON, max_size=5), indent=st.sampled_from([None, 1]), escaped=st.booleans())
 def test_an_array_is_its_items_whatever_the_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, items: list[Any], indent: Any, escaped: bool
 ) -> None:
-    monkeypatch.setattr(raw_files, "_PIECE", piece)
+    monkeypatch.setattr(json_items, "_PIECE", piece)
     text = json.dumps(items, indent=indent, ensure_ascii=escaped)
     found = list(rows([written(tmp_path / "r.json", "\ufeff" + text + "\n")], "json"))
     assert [value for _, value in found] == items
@@ -124,9 +155,112 @@ def test_an_array_that_is_none_stops_the_build(tmp_path: Path, text: str) -> Non
         values(written(tmp_path / "r.json", text), "json")
 
 
-def test_bytes_that_are_no_text_stop_the_build(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="expected one JSON array"):
-        values(written(tmp_path / "r.json", b'["caf\xe9"]'), "json")
+def test_bytes_that_are_no_text_cost_their_item_alone(tmp_path: Path) -> None:
+    broken, whole = values(written(tmp_path / "r.json", b'["caf\xe9", "caf\xc3\xa9"]'), "json")
+    assert (broken.reason, broken.message) == ("bad_json:not_utf8", "byte 0xe9 is not UTF-8")
+    assert broken.text == '"caf\ufffd"'
+    assert whole == "caf\u00e9"
+
+
+# --- CSV ----------------------------------------------------------------------------------------------------
+
+
+def test_cells_are_text_and_empty_ones_are_null(tmp_path: Path) -> None:
+    data = '\ufeffid,asked,answer\r\n0012,"a, ""b""\nc",\r\n\r\n3.30,NaN,true\r\n'
+    assert list(rows([written(tmp_path / "r.csv", data)], "csv")) == [
+        ("r.csv:2", {"id": "0012", "asked": 'a, "b"\nc', "answer": None}),
+        ("r.csv:5", {"id": "3.30", "asked": "NaN", "answer": "true"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("record", "kind"),
+    [
+        (b"1,2,3", "cells"),
+        (b"1", "cells"),
+        (b'"1"x,2', "quotes"),
+        (b"caf\xe9,2", "not_utf8"),
+    ],
+)
+def test_a_record_against_the_rules_is_counted_and_the_rest_read(
+    tmp_path: Path, record: bytes, kind: str
+) -> None:
+    path = written(tmp_path / "r.csv", b"a,b\n0,0\n" + record + b"\n9,9\n")
+    (_, first), (place, broken), (_, last) = rows([path], "csv")
+    assert (first, last) == ({"a": "0", "b": "0"}, {"a": "9", "b": "9"})
+    assert (place, broken.reason) == ("r.csv:3", f"bad_csv:{kind}")
+
+
+def test_a_quote_that_is_never_closed_is_counted(tmp_path: Path) -> None:
+    first, broken = values(written(tmp_path / "r.csv", 'a,b\n0,0\n"1,2\n3,4\n'), "csv")
+    assert first == {"a": "0", "b": "0"}
+    assert broken.reason == "bad_csv:quotes"
+
+
+@pytest.mark.parametrize("names", ["a,a", "a,", "a;b", "a\tb", '"a'])
+def test_a_first_line_that_names_no_columns_is_refused(tmp_path: Path, names: str) -> None:
+    with pytest.raises(RecordError, match=r"r\.csv: expected (commas|a first line)"):
+        values(written(tmp_path / "r.csv", f"{names}\n1,2\n"), "csv")
+
+
+# --- text ---------------------------------------------------------------------------------------------------
+
+
+def test_a_text_file_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "r.txt", "\ufeff<|start|>user\n\n")
+    assert list(rows([path], "text")) == [("r.txt", "<|start|>user\n\n")]
+    with pytest.raises(RecordError, match="expected text in UTF-8"):
+        values(written(tmp_path / "latin.txt", b"caf\xe9"), "text")
+    monkeypatch.setattr(raw_files, "LONGEST_RECORD", 3)
+    with pytest.raises(RecordError, match="more than 3 bytes"):
+        values(path, "text")
+
+
+# --- compressed ---------------------------------------------------------------------------------------------
+
+
+def zstd(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+COMPRESSED = [(".gz", gzip.compress), (".zst", zstd)]
+
+
+@pytest.mark.parametrize(("ending", "compress"), COMPRESSED)
+@pytest.mark.parametrize(
+    ("file_format", "data"),
+    [("jsonl", b'{"a":"1"}\n{"a":"2"}\n'), ("json", b'[{"a":"1"},{"a":"2"}]'), ("csv", b"a\n1\n2\n")],
+)
+def test_compressed_files_read_like_plain_ones(
+    tmp_path: Path, ending: str, compress: Any, file_format: Any, data: bytes
+) -> None:
+    path = written(tmp_path / f"r.{file_format}{ending}", compress(data))
+    assert values(path, file_format) == [{"a": "1"}, {"a": "2"}]
+
+
+@pytest.mark.parametrize(("ending", "compress"), COMPRESSED)
+def test_parts_that_were_put_together_are_one_file(tmp_path: Path, ending: str, compress: Any) -> None:
+    path = written(tmp_path / f"r.jsonl{ending}", compress(b"1\n" * 200_000) + compress(b"2\n"))
+    assert sum(1 for _ in rows([path], "jsonl")) == 200_001
+
+
+@pytest.mark.parametrize(("ending", "compress"), COMPRESSED)
+def test_compressed_data_that_is_cut_off_stops_the_build(tmp_path: Path, ending: str, compress: Any) -> None:
+    whole = compress(json.dumps(list(range(20_000))).encode())
+    for data in (whole[:-6], whole[:60]):
+        with pytest.raises(
+            RecordError, match=rf"r\.json\{ending}: the compressed data is damaged or cut off"
+        ):
+            values(written(tmp_path / f"r.json{ending}", data), "json")
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_a_name_that_promises_a_compression_is_held_to_it(tmp_path: Path, ending: str) -> None:
+    with pytest.raises(RecordError, match=r"is not compressed as its name says"):
+        values(written(tmp_path / f"r.jsonl{ending}", '{"a":1}'), "jsonl")
 
 
 # --- parquet ------------------------------------------------------------------------------------------------
@@ -184,7 +318,8 @@ def test_a_damaged_parquet_file_stops_the_build(tmp_path: Path) -> None:
         ),
         (b"\n<!DOCTYPE html>\n<html><body>404</body></html>", "web page.*download the file itself"),
         (b"<HTML>sign in</HTML>", "web page"),
-        (gzip.compress(b'{"a":1}'), "gzip-compressed"),
+        (gzip.compress(b'{"a":1}'), r"gzip-compressed; let its name end in \.gz"),
+        (b"BZh91AY", "bzip2-compressed"),
         (b"PK\x03\x04rest", "zip archive"),
         (b"", "empty.*fetch it again"),
         (b"\xef\xbb\xbf \n", "empty"),

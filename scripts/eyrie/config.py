@@ -2,44 +2,68 @@
 
 `config.yaml` and the files in `configs/` are checked here; `schemas/config.schema.json` is generated from
 these models. A stage's script takes its part of the configuration as JSON (`--settings`) and checks it with
-the same model, so that a command run by hand is held to the same rules.
+the same model, so that a command run by hand is held to the same rules. A raw dataset's settings are in
+`dataset_settings.py`, what all share in `settings.py`; everything is imported from here.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
-import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from eyrie.errors import BuildError
+from eyrie.dataset_settings import (
+    CountRange,
+    DatasetSettings,
+    DecontaminationSettings,
+    ExpectedSamples,
+    GateSettings,
+    NearDuplicateSettings,
+    SourceSettings,
+)
+from eyrie.settings import (
+    CONFIG_FILES_VARIABLE,
+    ConfigError,
+    Positive,
+    Settings,
+    Share,
+    config_line,
+    parse,
+    parse_settings,
+)
+
+__all__ = [
+    "CONFIG_FILES_VARIABLE",
+    "Config",
+    "ConfigError",
+    "CountRange",
+    "DatasetSettings",
+    "DecontaminationSettings",
+    "DrafterSettings",
+    "EngineSettings",
+    "EvaluationSettings",
+    "ExpectedSamples",
+    "GateSettings",
+    "HiddenStatesSettings",
+    "NearDuplicateSettings",
+    "SamplingSettings",
+    "Settings",
+    "SourceSettings",
+    "SplitSettings",
+    "TargetSettings",
+    "TrainingSettings",
+    "config_line",
+    "json_schema",
+    "parse_config",
+    "parse_settings",
+]
 
 NAMED_TARGETS = frozenset(
     {"all", "prompts", "responses", "hidden_states", "drafter", "evaluation", "report", "scaling"}
 )
-CONFIG_FILES_VARIABLE = "EYRIE_CONFIG_FILES"
-
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Positive = Annotated[int, Field(gt=0)]
-
-
-class ConfigError(BuildError):
-    """A mistake in the configuration, in words: which key, what was seen, what was expected."""
-
-
-class Settings(BaseModel):
-    """A part of the configuration: unknown keys are refused, values are never changed afterwards."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-SettingsType = TypeVar("SettingsType", bound=Settings)
 
 
 class TargetSettings(Settings):
@@ -180,7 +204,7 @@ class TrainingSettings(Settings):
 class EvaluationSettings(Settings):
     """How the drafter is judged on the held-out share."""
 
-    draft_tokens: list[Positive] = [3, 5]
+    draft_tokens: list[Positive] = Field(default=[3, 5])
     """Lengths of the drafted chains."""
     prompts_per_dataset: Positive = 4
     """Held-out prompts of each dataset."""
@@ -196,77 +220,6 @@ class EvaluationSettings(Settings):
     """CPU threads."""
     measure_speed: bool = True
     """Write tokens per second; false leaves out all that no second run would repeat."""
-
-
-class GateSettings(Settings):
-    """Conditions that stop a dataset, since what follows would be built on sand."""
-
-    min_kept: Positive = 1
-    """Fewest rows that must be kept."""
-    min_kept_share: Share = 0.5
-    """Least share of the rows read that must be kept, duplicates and rows over the cap aside."""
-    max_truncated_share: Share = 1.0
-    """Largest share of answers cut at max_new_tokens."""
-    max_failed_share: Share = 0.0
-    """Largest share of prompts without an answer."""
-
-
-class SourceSettings(Settings):
-    """Where a dataset's raw files come from: local files, or a pinned revision on the hub."""
-
-    files: Annotated[list[str], Field(min_length=1)]
-    """Local: paths or globs. Hub: names or globs inside the repository."""
-    hub_id: str | None = None
-    """The dataset on the Hugging Face hub; null for local files."""
-    revision: str | None = None
-    """The hub's commit. A branch name is refused: the data under it may change."""
-    format: Literal["jsonl", "json", "parquet"]
-    """jsonl: one object a line; json: one array; parquet."""
-
-    @model_validator(mode="after")
-    def _pinned(self) -> Self:
-        if self.revision is not None and not re.fullmatch(r"[0-9a-f]{7,40}", self.revision):
-            raise ValueError(f"revision: expected a commit's hex digits, saw {self.revision!r}")
-        if self.hub_id is None and self.revision is not None:
-            raise ValueError("revision goes with hub_id")
-        return self
-
-
-class DatasetSettings(Settings):
-    """One raw dataset and how it is read."""
-
-    source: SourceSettings
-    """Its files."""
-    licence: str
-    """SPDX name, or the source's own words; goes into every manifest."""
-    layout: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-    """The module of eyrie/layouts that reads its rows."""
-    fields: dict[str, str] = {}
-    """Column names for layouts that take them, such as pairs: {prompt: input, response: output}."""
-    kind: Literal["native", "prompts"]
-    """native: the answers are a model's own and are kept; prompts: the target answers anew."""
-    native_model: str | None = None
-    """native only: the model that wrote the answers."""
-    on_native_mismatch: Literal["refuse", "warn"] = "refuse"
-    """What to do when native_model is not the target."""
-    partition: str = "short"
-    """Which of `partitions` samples its answers."""
-    samples: Positive | None = None
-    """Cap on kept rows, chosen by hash of the prompt; null keeps all."""
-    prompt: Literal["first_user", "system_and_first_user"] = "first_user"
-    """What is asked: the first user turn alone, or with the row's system turn before it."""
-    group_by: str | None = None
-    """Column whose equal values must stay on one side of the split; null: each prompt by itself."""
-    loss_on: Literal["assistant", "non_system", "all"] = "assistant"
-    """native only: which tokens are supervised."""
-    gates: GateSettings = GateSettings()
-    """Conditions for this dataset."""
-
-    @model_validator(mode="after")
-    def _kind_and_model_agree(self) -> Self:
-        if (self.kind == "native") != (self.native_model is not None):
-            raise ValueError("native_model goes with kind: native, and kind: native needs it")
-        return self
 
 
 class Config(Settings):
@@ -285,6 +238,11 @@ class Config(Settings):
     evaluation: EvaluationSettings = EvaluationSettings()
     datasets: Annotated[dict[str, DatasetSettings], Field(min_length=1)]
     """The datasets by name; each name is a target of the build."""
+    licences: list[str] | None = None
+    """The licences that datasets may have; any other is refused before anything runs. null allows all."""
+    expected_samples: ExpectedSamples | None = None
+    """How many rows must be selected in all: checked against the caps at the start, and against the ledgers
+    before anything is trained."""
 
     @model_validator(mode="after")
     def _names_agree(self) -> Self:
@@ -301,83 +259,43 @@ class Config(Settings):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _licences_are_allowed(self) -> Self:
+        if self.licences is None:
+            return self
+        allowed = {name.casefold() for name in self.licences}
+        refused = [
+            f"{config_line(['datasets', name, 'licence'])}: saw {dataset.licence!r}, expected one of the "
+            f"allowed licences: {', '.join(self.licences)}"
+            for name, dataset in self.datasets.items()
+            if dataset.licence.casefold() not in allowed
+        ]
+        if refused:
+            raise ValueError("\n".join(refused))
+        return self
+
+    @model_validator(mode="after")
+    def _caps_reach_what_is_expected(self) -> Self:
+        for kind, expected in self.expected_by_kind().items():
+            caps = {name: made.samples for name, made in self.datasets.items() if made.kind == kind}
+            total = sum(cap or 0 for cap in caps.values())
+            if None not in caps.values() and total not in expected:
+                raise ValueError(
+                    f"{config_line(['expected_samples', kind])}: expected {expected}, but the caps `samples` "
+                    f"add up to {total:,}: {', '.join(f'{name} {cap}' for name, cap in caps.items())}"
+                )
+        return self
+
+    def expected_by_kind(self) -> dict[str, CountRange]:
+        """The expected number of selected rows for each kind of dataset of which one is given."""
+        expected = self.expected_samples
+        found = {} if expected is None else {"native": expected.native, "prompts": expected.prompts}
+        return {kind: count for kind, count in found.items() if count is not None}
+
 
 def parse_config(data: Mapping[str, Any]) -> Config:
     """The configuration from its data. Raises ConfigError, one line a mistake."""
-    return _parse(Config, data)
-
-
-def parse_settings(model: type[SettingsType], text: str) -> SettingsType:
-    """A stage's settings from the JSON text of `--settings`. Raises ConfigError."""
-    return _parse(model, json.loads(text))
-
-
-def _parse(model: type[SettingsType], data: object) -> SettingsType:
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        lines = [_in_words(model, dict(mistake)) for mistake in error.errors()]
-        raise ConfigError("\n".join(lines)) from error
-
-
-def _in_words(model: type[BaseModel], mistake: dict[str, Any]) -> str:
-    path = [str(part) for part in mistake["loc"]]
-    where = config_line(path) if path else "the configuration"
-    if mistake["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(path[-1], _known_keys(model, path[:-1]), n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return f"{where}: unknown key {path[-1]!r}{hint}"
-    if mistake["type"] == "missing":
-        return f"{where}: missing; it has no default"
-    return f"{where}: saw {mistake['input']!r}; {mistake['msg']}"
-
-
-def _known_keys(model: type[BaseModel], path: Iterable[str]) -> list[str]:
-    """The keys of the model that a path leads to; mappings with free names count as one step."""
-    fields = model.model_fields
-    for part in path:
-        field = fields.get(part)
-        if field is None:
-            continue
-        arguments = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        inner = [a for a in arguments if isinstance(a, type) and issubclass(a, BaseModel)]
-        if not inner:
-            return []
-        fields = inner[0].model_fields
-    return list(fields)
-
-
-def config_line(path: Iterable[str], files: Iterable[Path] | None = None) -> str:
-    """Names a key for an error message: `config.yaml:57 datasets.openthoughts.layout`.
-
-    The files are those of the running build (Snakefile puts them into the environment, the last one wins);
-    without them, or where the key is a default, the key alone is named. This is looked up when something
-    failed and never before, so that moving a line in the file makes nothing stale.
-    """
-    parts = list(path)
-    if files is None:
-        files = [Path(name) for name in os.environ.get(CONFIG_FILES_VARIABLE, "").split(os.pathsep) if name]
-    found = ""
-    for file in files:
-        line = _line_of(file, parts)
-        if line is not None:
-            found = f"{file}:{line} "
-    return found + ".".join(parts)
-
-
-def _line_of(file: Path, parts: list[str]) -> int | None:
-    try:
-        node = yaml.compose(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
-        return None
-    line = None
-    for part in parts:
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        match = next((pair for pair in pairs if pair[0].value == part), None)
-        if match is None:
-            break
-        line, node = match[0].start_mark.line + 1, match[1]
-    return line
+    return parse(Config, data)
 
 
 def json_schema() -> dict[str, Any]:

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 import logging
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from eyrie.config import ConfigError, DatasetSettings, config_line
-from eyrie.gates import GateError, check_kept_rows
+from eyrie.contamination import Benchmarks
+from eyrie.gates import GateError, check_rows
 from eyrie.layouts import load_layout
-from eyrie.layouts.base import MEDIA_COLUMNS, Conversation, Layout, Message, SkipRow, column
+from eyrie.layouts.base import Conversation, Layout, Message, SkipRow, Tokens, column
+from eyrie.media import MEDIA_COLUMNS, without_media
+from eyrie.near_duplicates import NearDuplicates
 from eyrie.raw_files import RawError, Seen, column_names, rows
 from eyrie.records import (
     Ledger,
     RecordError,
     atomic_write,
     content_key,
+    json_line,
     read_json,
     sha256_file,
     write_json,
     write_jsonl,
 )
+from eyrie.selection import InTurn, LowestHashes, Selection
 
 _ROWS_BETWEEN_LINES = 100_000
 _EXAMPLES = 3
@@ -42,50 +45,78 @@ class Prompts:
         self._source: list[dict[str, Any]] = read_json(source)["files"]
         self._files = _verified_files(source, self._source)
         self._ledger = Ledger()
-        self._kept = _Kept(settings.samples)
+        self._warnings: list[str] = []
+        benchmarks = settings.decontaminate
+        self._benchmarks = None if benchmarks is None else Benchmarks(dataset, benchmarks)
         self._seen = Seen(column_names(self._files, settings.source.format))
         self._examples: dict[str, list[dict[str, Any]]] = {}
+        self._read = 0
 
     def write(self, out: Path, ledger: Path, rejects: Path) -> Ledger:
         """Read all rows and write the kept ones sorted by id, the ledger, and every rejected row.
 
-        Raises GateError when too few rows could be used; then none of the three appears, and
+        Raises GateError when the rows are not what a gate asks for; then none of the three appears, and
         `<ledger>.failed.json` holds the counts and some of the rejected rows.
         """
         failed = ledger.with_name(f"{ledger.name}.failed.json")
+        selection = self._selection(out.parent)
         with atomic_write(rejects) as file:
-            for reason, reject in self._rejects():
-                self._ledger.skip(reason)
+            for reject in self._rejects(selection):
+                self._ledger.skip(reject["reason"])
                 _write_reject(file, reject)
-                examples = self._examples.setdefault(reason, [])
+                examples = self._examples.setdefault(reject["reason"], [])
                 if len(examples) < _EXAMPLES:
                     examples.append(reject)
-            self._ledger.kept = len(self._kept)
-            self._check_gate(failed)
-        write_jsonl(out, self._kept.in_order())
-        write_json(ledger, self._ledger_document())
+            selected = selection.in_order()
+            self._ledger.kept = len(selected)
+            self._check_accounts()
+            self._check_gates(selection, failed)
+        write_jsonl(out, selected)
+        write_json(ledger, self._ledger_document(selection))
         failed.unlink(missing_ok=True)
         return self._ledger
 
-    def _rejects(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Reads all rows; those not kept come out, each with its reason."""
-        for number, (position, raw) in enumerate(
-            rows(self._files, self._settings.source.format, self._columns()), start=1
-        ):
-            if number % _ROWS_BETWEEN_LINES == 0:
-                logging.getLogger(__name__).info("%s: %d rows read", self._dataset, number)
+    def _selection(self, folder: Path) -> Selection:
+        """Who chooses among the readable rows; those that must wait for it wait in the folder."""
+        settings = self._settings
+        if settings.near_duplicates is None and settings.max_per_group is None:
+            return LowestHashes(settings.samples)
+        alike = settings.near_duplicates
+        near = None if alike is None else NearDuplicates(alike.threshold, alike.words)
+        return InTurn(folder, settings.samples, settings.max_per_group, near)
+
+    def _rejects(self, selection: Selection) -> Iterator[dict[str, Any]]:
+        """Reads all rows; those not selected come out, each with its reason."""
+        for position, raw in rows(self._files, self._settings.source.format, self._columns()):
+            self._read += 1
+            if self._read % _ROWS_BETWEEN_LINES == 0:
+                logging.getLogger(__name__).info("%s: %d rows read", self._dataset, self._read)
             if isinstance(raw, RawError):
-                reject = {"position": position, "row": raw.text, "error": raw.message}
-                yield raw.reason, {"reason": raw.reason, **reject}
+                yield {"reason": raw.reason, "position": position, "row": raw.text, "error": raw.message}
                 continue
             self._seen.note(raw)
             try:
                 row, notes = self._row(raw)
             except SkipRow as skip:
-                yield skip.reason, {"reason": skip.reason, "position": position, "row": raw}
+                yield {"reason": skip.reason, "position": position, "row": raw}
                 continue
-            for reason, row_id, place in self._kept.offer(row, position, notes):
-                yield reason, {"reason": reason, "position": place, "id": row_id}
+            if shared := self._shared_with_benchmarks(row):
+                yield {"reason": "contaminated", "position": position, "row": raw, "shared": shared}
+                continue
+            for left in selection.offer(row, position, notes):
+                yield {"reason": left.reason, "position": left.position, "id": left.id}
+        for left in selection.finish():
+            yield {"reason": left.reason, "position": left.position, "id": left.id}
+
+    def _shared_with_benchmarks(self, row: dict[str, Any]) -> str | None:
+        """The words that one of a row's questions shares with a benchmark, if any."""
+        if self._benchmarks is None:
+            return None
+        if "messages" not in row:
+            where = config_line(["datasets", self._dataset, "decontaminate"])
+            raise ConfigError(f"{where}: compares texts, but the rows of this dataset are token ids")
+        questions = [made["content"] for made in row["messages"] if made["role"] == "user"]
+        return self._benchmarks.shared(questions)
 
     def _columns(self) -> set[str]:
         """What is read of a parquet file: the layout's columns, the group's, and signs of media."""
@@ -98,49 +129,77 @@ class Prompts:
         """The row of the output file, and what was mended in it. Raises SkipRow."""
         settings = self._settings
         native = settings.kind == "native"
+        plain, had_media = without_media(raw) if settings.media == "text_only" else (raw, False)
         try:
-            conversation = self._layout.read(raw, settings.fields)
+            conversation = self._layout.read(plain, settings.fields)
         except ConfigError as error:
             raise ConfigError(f"{config_line(['datasets', self._dataset, 'fields'])}: {error}") from error
+        notes = [*conversation.notes, *(["media_left_out"] if had_media else [])]
+        if conversation.tokens is not None:
+            return self._tokens_row(raw, conversation.tokens), notes
         check_conversation(conversation.messages, native)
         question = next(made for made in conversation.messages if made["role"] == "user")
-        notes = list(conversation.notes)
         if native:
             messages = until_last_answer(conversation.messages)
             if len(messages) < len(conversation.messages):
                 notes.append("cut_after_last_answer")
         else:
             messages = asked(conversation.messages, with_system=settings.prompt == "system_and_first_user")
-        row_id = prompt_id(question["content"])
-        group = row_id if settings.group_by is None else _group(raw, settings.group_by)
-        row = {"id": row_id, "dataset": self._dataset, "group": group, "messages": messages}
+        row = {**self._identity(raw, prompt_id(question["content"])), "messages": messages}
         if tools := _tools(conversation, messages):
             row["tools"] = tools
         return row, notes
 
-    def _check_gate(self, failed: Path) -> None:
+    def _tokens_row(self, raw: Any, tokens: Tokens) -> dict[str, Any]:
+        """The row of a conversation that others tokenized: it keeps their ids and mask."""
+        if self._settings.kind != "native":
+            raise SkipRow("pretokenized_prompt")
+        if not any(tokens.loss_mask):
+            raise SkipRow("no_supervised_text")
+        prompt = tokens.input_ids[: tokens.loss_mask.index(1)]
+        identity = self._identity(raw, content_key("prompt", prompt))
+        return {**identity, "input_ids": tokens.input_ids, "loss_mask": tokens.loss_mask}
+
+    def _identity(self, raw: Any, row_id: str) -> dict[str, Any]:
+        column_of_group = self._settings.group_by
+        group = row_id if column_of_group is None else _group(raw, column_of_group)
+        return {"id": row_id, "dataset": self._dataset, "group": group}
+
+    def _check_accounts(self) -> None:
+        """Every row that was read is kept or skipped. Raises GateError: a fault of this program."""
+        if self._read != self._ledger.rows:
+            raise GateError(
+                f"dataset {self._dataset}: {self._read} rows were read, but {self._ledger.kept} are kept and "
+                f"{self._ledger.skipped.total()} skipped; please report this"
+            )
+
+    def _check_gates(self, selection: Selection, failed: Path) -> None:
         files = ", ".join(str(path) for path in self._files)
         expected = f"in each row: {self._layout.EXPECTED}"
         try:
-            check_kept_rows(
-                self._dataset, f"{files}\n{self._seen}", self._ledger, self._settings.gates, expected
+            self._warnings = check_rows(
+                self._dataset, f"{files}\n{self._seen}", self._ledger, self._settings, expected
             )
         except GateError as error:
-            document = {**self._ledger_document(), "examples": self._examples}
+            document = {**self._ledger_document(selection), "examples": self._examples}
             write_json(failed, _jsonable(document))
             raise GateError(f"{error}\n  rows that were skipped, some of each kind: {failed}") from error
 
-    def _ledger_document(self) -> dict[str, Any]:
-        return {
+    def _ledger_document(self, selection: Selection) -> dict[str, Any]:
+        document = {
             "dataset": self._dataset,
             "stage": "prompts",
             "source": {"files": self._source},
             **self._ledger.as_dict(),
-            "notes": dict(sorted(self._kept.notes().items())),
+            "notes": dict(sorted(selection.notes().items())),
+            "warnings": self._warnings,
             "licence": self._settings.licence,
             "layout": self._settings.layout,
             "native_model": self._settings.native_model,
         }
+        if self._benchmarks is not None:
+            document["benchmarks"] = self._benchmarks.described()
+        return document
 
 
 def check_conversation(messages: list[Message], native: bool) -> None:
@@ -217,42 +276,11 @@ def _verified_files(source: Path, files: list[dict[str, Any]]) -> list[Path]:
     return paths
 
 
-class _Kept:
-    """The first row of each prompt and, where there is a cap, those of the lowest hashes."""
-
-    def __init__(self, cap: int | None) -> None:
-        self._cap = cap
-        self._ids: set[bytes] = set()
-        # The highest hash first, as it is the next to go; ids differ, so no comparison reaches the rest.
-        self._heap: list[tuple[int, str, str, dict[str, Any], list[str]]] = []
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def offer(self, row: dict[str, Any], position: str, notes: list[str]) -> Iterator[tuple[str, str, str]]:
-        """Take a row; yields reason, id and position of one that goes, be it this or an earlier one."""
-        row_id = row["id"]
-        if bytes.fromhex(row_id) in self._ids:
-            yield "duplicate_prompt", row_id, position
-            return
-        self._ids.add(bytes.fromhex(row_id))
-        heapq.heappush(self._heap, (-int(content_key("sample", row_id), 16), row_id, position, row, notes))
-        if self._cap is not None and len(self._heap) > self._cap:
-            _, gone, place, _, _ = heapq.heappop(self._heap)
-            yield "over_cap", gone, place
-
-    def in_order(self) -> list[dict[str, Any]]:
-        """The kept rows by id."""
-        return sorted((row for _, _, _, row, _ in self._heap), key=lambda row: row["id"])
-
-    def notes(self) -> Counter[str]:
-        """How many kept rows were mended, by what was done."""
-        return Counter(note for *_, notes in self._heap for note in notes)
-
-
 def _write_reject(file: IO[bytes], reject: Mapping[str, Any]) -> None:
-    line = json.dumps(_jsonable(reject), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    file.write(line.encode() + b"\n")
+    try:
+        file.write(json_line(reject))
+    except (TypeError, ValueError):
+        file.write(json_line(_jsonable(reject)))
 
 
 def _jsonable(value: Any) -> Any:

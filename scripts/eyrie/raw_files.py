@@ -1,14 +1,15 @@
-"""Raw files, row by row: JSON lines, a JSON array, or parquet, none of them trusted.
+"""Raw files, row by row: JSON lines, a JSON array, CSV, parquet or plain text, none of them trusted.
 
 A record that cannot be read is handed on with its place, so that it is counted; a file that is not what it
-should be stops the build, with what to do about it.
+should be stops the build, with what to do about it. JSON, CSV and text may be compressed: .gz, .zst.
 """
 
 from __future__ import annotations
 
-import json
+import csv
+import io
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -16,39 +17,31 @@ from typing import IO, Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eyrie.records import RecordError, parse_json_strictly
+from eyrie.json_items import json_items
+from eyrie.raw_bytes import BOM, PARQUET_MAGIC, first_bytes, open_bytes
+from eyrie.records import JsonError, RecordError, parse_json_strictly
 
-Format = Literal["jsonl", "json", "parquet"]
+Format = Literal["jsonl", "json", "csv", "parquet", "text"]
 
+# The longest line, cell or text that is read, in bytes. An agent's trajectory takes a few megabytes; what
+# exceeds this is a file of another kind, or one whose line ends were lost, and would take all memory.
+LONGEST_RECORD = 64 << 20
+_SHOWN_OF_LONG = 1_000
 # Rows turned into Python objects at once; an agent's trajectory may hold a megabyte.
 _PARQUET_BATCH = 64
-_PIECE = 1 << 20
-_AFTER_VALUE = frozenset(" \t\r\n,]")
 _ROWS_DESCRIBED = 1_000
-_BOM = b"\xef\xbb\xbf"
-
-_PARQUET_MAGIC = b"PAR1"
-_NOT_DATA = {
-    b"version https://git-lfs": "a Git-LFS pointer, not the data; run `git lfs pull` where it was cloned, "
-    "or download the file itself",
-    b"<!doctype html": "a web page, most likely an error or a login page; download the file itself",
-    b"<html": "a web page, most likely an error or a login page; download the file itself",
-    b"\x1f\x8b": "gzip-compressed; decompress it first (gunzip)",
-    b"\x28\xb5\x2f\xfd": "zstd-compressed; decompress it first (unzstd)",
-    b"PK\x03\x04": "a zip archive; unpack it first (unzip)",
-}
 
 
 @dataclass(frozen=True)
 class RawError:
-    """A record that is no JSON."""
+    """A record that cannot be read."""
 
     reason: str
-    """What the ledger counts."""
+    """What the ledger counts: bad_json:<rule> or bad_csv:<rule>."""
     message: str
     """What was wrong with it."""
     text: str
-    """The record as it stands in the file."""
+    """The record as it stands in the file, or the beginning of one that is too long."""
 
 
 def rows(
@@ -61,12 +54,11 @@ def rows(
     """
     for path in paths:
         check_file(path, file_format)
-        if file_format == "jsonl":
-            yield from _json_lines(path)
-        elif file_format == "json":
-            yield from _json_items(path)
-        else:
+        if file_format == "parquet":
             yield from _parquet_rows(path, columns)
+        else:
+            with open_bytes(path) as file:
+                yield from _READERS[file_format](path, file)
 
 
 def column_names(paths: Iterable[Path], file_format: Format) -> list[str]:
@@ -78,33 +70,43 @@ def column_names(paths: Iterable[Path], file_format: Format) -> list[str]:
 
 def check_file(path: Path, file_format: Format) -> None:
     """Refuse a file that cannot be of the format, by its first bytes. Raises RecordError."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(1024)
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read: {error.strerror}") from error
-    start = head.removeprefix(_BOM).lstrip()
-    if not start:
-        raise RecordError(f"{path}: is empty; an interrupted download leaves such files: fetch it again")
-    for magic, words in _NOT_DATA.items():
-        if start.lower().startswith(magic.lower()):
-            raise RecordError(f"{path}: is {words}")
-    if (file_format == "parquet") != start.startswith(_PARQUET_MAGIC):
-        seen = "no parquet file" if file_format == "parquet" else "a parquet file"
+    is_parquet = first_bytes(path).startswith(PARQUET_MAGIC)
+    if (file_format == "parquet") != is_parquet:
+        seen = "a parquet file" if is_parquet else "no parquet file"
         raise RecordError(f"{path}: is {seen}, but source.format says {file_format}; change source.format")
+    if is_parquet and path.suffix in (".gz", ".zst"):
+        raise RecordError(
+            f"{path}: parquet is compressed in itself and is read from its end; unpack it first"
+        )
 
 
-def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+def _json_lines(path: Path, file: IO[bytes]) -> Iterator[tuple[str, Any]]:
     """Only the line feed ends a line; a byte-order mark and blank lines are tolerated."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            line = line.removeprefix(_BOM) if number == 1 else line
-            if not line.strip():
-                continue
-            value = _strict(line)
-            if number == 1 and isinstance(value, RawError):
-                _refuse_document(path, line.strip())
-            yield f"{path.name}:{number}", value
+    name, number = path.name, 0
+    while line := file.readline(LONGEST_RECORD + 1):
+        number += 1
+        place = f"{name}:{number}"
+        if len(line) > LONGEST_RECORD:
+            yield place, _too_long(line, file)
+            continue
+        if number == 1:
+            line = line.removeprefix(BOM)
+        if not line.strip():
+            continue
+        value = _strict(line)
+        if number == 1 and isinstance(value, RawError):
+            _refuse_document(path, line.strip())
+        yield place, value
+
+
+def _too_long(line: bytes, file: IO[bytes]) -> RawError:
+    """Skips the rest of the line."""
+    start, length = line[:_SHOWN_OF_LONG].decode("utf-8", errors="replace"), len(line)
+    while line and not line.endswith(b"\n"):
+        line = file.readline(1 << 20)
+        length += len(line)
+    message = f"{length} bytes in one line; at most {LONGEST_RECORD} are read"
+    return RawError("bad_json:long_line", message, start)
 
 
 def _refuse_document(path: Path, first_line: bytes) -> None:
@@ -116,19 +118,29 @@ def _refuse_document(path: Path, first_line: bytes) -> None:
         )
 
 
-def _strict(data: bytes) -> Any:
+def _strict(line: bytes) -> Any:
+    """The line's value. Only a file's last line lacks the line feed: there a fault is taken for a cut-off."""
     try:
-        return parse_json_strictly(data)
-    except (ValueError, RecursionError) as error:
-        return RawError("bad_json", str(error), data.decode("utf-8", errors="replace").rstrip("\n"))
+        return parse_json_strictly(line)
+    except JsonError as error:
+        kind, message = error.kind, str(error)
+    except RecursionError:
+        kind, message = "too_deep", "lists or objects nested too deep"
+    except ValueError as error:
+        message = str(error)
+        cut_off = not line.endswith(b"\n") and "Extra data" not in message
+        kind = "truncated_last_line" if cut_off else "syntax"
+    return RawError(f"bad_json:{kind}", message, line.decode("utf-8", errors="replace").rstrip("\n"))
 
 
-def _json_items(path: Path) -> Iterator[tuple[str, Any]]:
-    """The items of one array, read piece by piece; a file that is one object is one record."""
+def _json_items(path: Path, file: IO[bytes]) -> Iterator[tuple[str, Any]]:
+    """The items of one array; a file that is one object is one record."""
+    text_file = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            for number, text in enumerate(_item_texts(file)):
-                yield f"{path.name}[{number}]", _strict(text.encode())
+        for number, (text, value) in enumerate(json_items(text_file)):
+            if isinstance(value, JsonError):
+                value = RawError(f"bad_json:{value.kind}", str(value), _readable(text))
+            yield f"{path.name}[{number}]", value
     except (ValueError, RecursionError) as error:
         raise RecordError(
             f"{path}: expected one JSON array, but: {error}; a cut-off download ends so, and a file of one "
@@ -136,70 +148,77 @@ def _json_items(path: Path) -> Iterator[tuple[str, Any]]:
         ) from error
 
 
-def _item_texts(file: IO[str]) -> Iterator[str]:
-    """The text of each item of the array in a file. Raises ValueError."""
-    text = _Text(file)
-    if text.peek() != "[":
-        yield text.take_value()
-    else:
-        text.skip()
-        while text.peek() != "]":
-            yield text.take_value()
-            if text.peek() == ",":
-                text.skip()
-                if text.peek() == "]":
-                    raise ValueError("a comma before the closing bracket")
-            elif text.peek() != "]":
-                raise ValueError(f"expected a comma or the closing bracket, saw {text.peek() or 'the end'!r}")
-        text.skip()
-    if text.peek():
-        raise ValueError(f"more follows after the end: {text.peek()!r}")
+def _readable(text: str) -> str:
+    return text.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
 
 
-class _Text:
-    """A file's text from the place that was reached; more is read when it is needed."""
+def _csv_records(path: Path, file: IO[bytes]) -> Iterator[tuple[str, Any]]:
+    """Records of comma-separated cells (RFC 4180) under the names in the first; an empty cell is null.
 
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
-        self._buffer = ""
-        self._at = 0
-        self._decoder = json.JSONDecoder()
+    Every other cell stays the text it is: no number, date or truth value is guessed.
+    """
+    csv.field_size_limit(LONGEST_RECORD)
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    reader = csv.reader(text, strict=True)
+    names = _csv_names(path, reader)
+    while True:
+        place = f"{path.name}:{reader.line_num + 1}"
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            kind = "long_cell" if "limit" in str(error) else "quotes"
+            yield place, RawError(f"bad_csv:{kind}", str(error), "")
+            continue
+        if cells is None:
+            return
+        if cells:
+            yield place, _csv_row(names, cells)
 
-    def peek(self) -> str:
-        """The next character that is no white space, or "" at the end of the file."""
-        while True:
-            while self._at < len(self._buffer):
-                if self._buffer[self._at] not in " \t\r\n":
-                    return self._buffer[self._at]
-                self._at += 1
-            if not self._more():
-                return ""
 
-    def skip(self) -> None:
-        """Step over the character that peek returned."""
-        self._at += 1
+def _csv_names(path: Path, reader: Iterator[list[str]]) -> list[str]:
+    try:
+        names = next(reader)
+    except csv.Error as error:
+        raise RecordError(f"{path}: expected a first line with the columns' names, but: {error}") from error
+    seen = ", ".join(repr(_readable(name)) for name in names)
+    if len(names) == 1 and any(sign in names[0] for sign in ";\t"):
+        raise RecordError(f"{path}: expected commas between the cells, saw {seen}; write it with commas")
+    if len(set(names)) < len(names) or "" in names or not _readable(seen).isprintable():
+        raise RecordError(
+            f"{path}: expected a first line with the columns' names, each given once and filled, saw {seen}"
+        )
+    return names
 
-    def take_value(self) -> str:
-        """The text of the JSON value that starts here. Raises ValueError."""
-        self.peek()
-        while True:
-            try:
-                _, end = self._decoder.raw_decode(self._buffer, self._at)
-                # "10." is where the buffer ends in the middle of 10.5: only what follows shows a value's end.
-                if self._buffer[end : end + 1] in _AFTER_VALUE or not self._more():
-                    text, self._at = self._buffer[self._at : end], end
-                    return text
-            except ValueError:
-                if not self._more():
-                    raise
 
-    def _more(self) -> bool:
-        """Read on, twice as far the longer the unread text is, so that a long value stays cheap."""
-        self._buffer = self._buffer[self._at :]
-        self._at = 0
-        piece = self._file.read(max(_PIECE, len(self._buffer)))
-        self._buffer += piece
-        return bool(piece)
+def _csv_row(names: list[str], cells: list[str]) -> Any:
+    if len(cells) != len(names):
+        message = f"{len(cells)} cells under {len(names)} names"
+        return RawError("bad_csv:cells", message, _readable(",".join(cells)))
+    if not all(cell.isascii() or _is_text(cell) for cell in cells):
+        return RawError("bad_csv:not_utf8", "bytes that are not UTF-8", _readable(",".join(cells)))
+    return {name: cell or None for name, cell in zip(names, cells, strict=True)}
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _whole_text(path: Path, file: IO[bytes]) -> Iterator[tuple[str, Any]]:
+    """The file as one record, a string."""
+    data = file.read(LONGEST_RECORD + 1)
+    if len(data) > LONGEST_RECORD:
+        raise RecordError(f"{path}: holds more than {LONGEST_RECORD} bytes; expected one conversation")
+    try:
+        yield path.name, data.removeprefix(BOM).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{path}: expected text in UTF-8, but: {error}") from error
+
+
+_READERS = {"jsonl": _json_lines, "json": _json_items, "csv": _csv_records, "text": _whole_text}
 
 
 def _open_parquet(path: Path) -> Any:
@@ -235,15 +254,19 @@ class Seen:
         self._rows += 1
         if self._rows > _ROWS_DESCRIBED:
             return
-        if isinstance(raw, Mapping):
+        if isinstance(raw, dict):
             self._columns.update(dict.fromkeys(raw))
-        for value in raw.values() if isinstance(raw, Mapping) else [raw]:
+        for value in raw.values() if isinstance(raw, dict) else [raw]:
             for turn in value if isinstance(value, list) else ():
                 for key in ("role", "from"):
-                    if isinstance(turn, Mapping) and isinstance(turn.get(key), str):
+                    if isinstance(turn, dict) and isinstance(turn.get(key), str):
                         self._roles[f"{key}={turn[key]:.40}"] += 1
 
     def __str__(self) -> str:
         columns = ", ".join(list(self._columns)[:30]) or "none"
+        return f"  columns seen: {columns}\n{self.roles()}"
+
+    def roles(self) -> str:
+        """The speakers' names as the file has them."""
         roles = ", ".join(f"{role} {count}" for role, count in self._roles.most_common(12)) or "none"
-        return f"  columns seen: {columns}\n  roles seen in the first {_ROWS_DESCRIBED} rows: {roles}"
+        return f"  roles seen in the first {_ROWS_DESCRIBED} rows: {roles}"

@@ -8,28 +8,49 @@ keeps results leaves it alone.
 from __future__ import annotations
 
 import glob
+from os.path import isfile
 
-from eyrie.config import Config, DatasetSettings, Settings, SourceSettings
+from eyrie.config import Config, DatasetSettings, GateSettings, Settings, SourceSettings
 from eyrie.records import canonical_json
 
 ANSWERING_VERSION = 1
-TOKENIZING_VERSION = 1
+TOKENIZING_VERSION = 2
 CAPTURE_VERSION = 1
 TRAINING_VERSION = 1
 EVALUATION_VERSION = 1
 REPORT_VERSION = 1
 
 
+# A gate concerns the stages that ask it: another threshold repeats their check and no other's.
+_GATES_OF_ROWS = {"on_fail", "min_kept", "min_kept_share", "max_duplicate_share", "max_empty_answer_share"}
+_GATES_OF_ANSWERS = {"on_fail", "min_kept", "min_kept_share", "max_truncated_share", "max_failed_share"}
+_GATES_OF_TOKENS = {"on_fail", "min_kept", "min_kept_share", "max_unsupervised_share"}
+
+
 def raw_files(source: SourceSettings) -> list[str]:
     """The local files of a source that exist; those on the hub, and those missing, are the job's matter."""
-    if source.hub_id is not None:
+    if not source.is_local:
         return []
-    return sorted({name for pattern in source.files for name in glob.glob(pattern)})
+    if source.hub_id is None:
+        return _existing(source.files)
+    return _existing([f"{source.hub_id}/{pattern}" for pattern in source.files or ["**"]])
+
+
+def benchmark_files(dataset: DatasetSettings) -> list[str]:
+    """The benchmarks' files that a dataset is compared with and that exist."""
+    return [] if dataset.decontaminate is None else _existing(dataset.decontaminate.files)
+
+
+def source_settings(source: SourceSettings) -> str:
+    """What is fetched; how many rows are expected of it is asked when they are read."""
+    return canonical_json(_plain(source, leave_out={"expected_rows"}))
 
 
 def prompts_settings(dataset: DatasetSettings) -> str:
     """A dataset's entry, less what only later stages ask for."""
-    return canonical_json(_plain(dataset, leave_out={"partition", "on_native_mismatch", "loss_on"}))
+    later = {"partition", "on_native_mismatch", "loss_on", "gates"}
+    gates = _gates(dataset.gates, _GATES_OF_ROWS)
+    return canonical_json({**_plain(dataset, leave_out=later), "gates": gates})
 
 
 def answering_recipe(config: Config, name: str) -> str:
@@ -41,7 +62,7 @@ def answering_recipe(config: Config, name: str) -> str:
             "dtype": config.target.dtype,
             "sampling": _plain(config.partitions[dataset.partition], leave_out={"max_in_flight"}),
             "split": _plain(config.split),
-            "gates": _plain(dataset.gates),
+            "gates": _gates(dataset.gates, _GATES_OF_ANSWERS),
         }
     )
 
@@ -57,9 +78,21 @@ def tokenizing_recipe(config: Config, name: str) -> str:
             "native_model": dataset.native_model,
             "on_native_mismatch": dataset.on_native_mismatch,
             "split": _plain(config.split),
-            "gates": _plain(dataset.gates),
+            "gates": _gates(dataset.gates, _GATES_OF_TOKENS),
         }
     )
+
+
+def selection_recipe(config: Config) -> str:
+    """How many rows the build's datasets of each kind must select together."""
+    kinds = {
+        kind: {
+            "expected": _plain(expected),
+            "datasets": sorted(name for name, made in config.datasets.items() if made.kind == kind),
+        }
+        for kind, expected in config.expected_by_kind().items()
+    }
+    return canonical_json(kinds)
 
 
 def capture_recipe(config: Config) -> str:
@@ -87,6 +120,15 @@ def drafter_recipe(config: Config) -> str:
 def report_recipe(config: Config) -> str:
     """What the report tells of the configuration: all but the engine, which changes no result."""
     return canonical_json({"version": REPORT_VERSION, "config": _plain(config, leave_out={"engine", "work"})})
+
+
+def _existing(patterns: list[str]) -> list[str]:
+    found = {name for pattern in patterns for name in glob.glob(pattern, recursive=True)}
+    return sorted(filter(isfile, found))
+
+
+def _gates(gates: GateSettings, asked: set[str]) -> dict[str, object]:
+    return gates.model_dump(mode="json", include=asked)
 
 
 def _plain(settings: Settings, leave_out: set[str] | None = None) -> dict[str, object]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,14 +21,30 @@ class RecordError(BuildError):
     """A file or a line of it is not what a reader may rely on; the message names file, line and mend."""
 
 
+# Made once: json.dumps with settings makes an encoder a call, which costs more than a short value.
+_CANONICAL = json.JSONEncoder(
+    ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False
+)
+_LINE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, check_circular=False)
+
+
 def canonical_json(value: object) -> str:
     """JSON with sorted keys and no spaces: equal values give equal text, whatever their key order."""
-    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _CANONICAL.encode(value)
+
+
+def json_line(value: object) -> bytes:
+    """A value as a line of JSON, keys in their own order. Raises TypeError or ValueError."""
+    return _LINE.encode(value).encode() + b"\n"
 
 
 def content_key(*parts: object) -> str:
     """The first 32 hex digits of the SHA-256 of the parts' canonical JSON; the identity of finished work."""
-    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()[:32]
+    # The text of canonical_json(parts), part by part: keys are made by the million, mostly of short texts.
+    texts = ",".join(
+        [encode_basestring(part) if type(part) is str else _CANONICAL.encode(part) for part in parts]
+    )
+    return hashlib.sha256(f"[{texts}]".encode()).hexdigest()[:32]
 
 
 def sha256_file(path: Path) -> str:
@@ -86,35 +104,69 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> int:
     count = 0
     with atomic_write(path) as file:
         for row in rows:
-            line = json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-            file.write(line.encode() + b"\n")
+            file.write(json_line(row))
             count += 1
     return count
+
+
+class JsonError(ValueError):
+    """JSON that breaks a rule which Python's own reader lets pass; `kind` names the rule in one word."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
     if len(row) != len(pairs):
         names = [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]
-        raise ValueError(f"duplicate keys {names}")
+        raise JsonError("duplicate_key", f"duplicate keys {names}")
     return row
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+    raise JsonError("not_a_number", f"{name} is not JSON")
+
+
+STRICT_DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+# An escaped surrogate, or the end of an escaped backslash that looks like one.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def check_surrogates(text: str, value: object) -> None:
+    """Refuse a value with half a surrogate pair, which is no text. Raises JsonError.
+
+    text: the JSON that was parsed to the value; it has no escaped surrogate where nothing is to be found.
+    """
+    if "\\u" in text and _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise JsonError("lone_surrogate", "a lone surrogate, which is not text") from error
+
+
+def _decoded(text: str) -> Any:
+    """The text's value; one that fills its line is had without looking for blanks around it."""
+    if text.startswith(("{", "[")):
+        value, end = STRICT_DECODER.raw_decode(text)
+        if text[end:] in ("", "\n", "\r\n"):
+            return value
+    return STRICT_DECODER.decode(text)
 
 
 def parse_json_strictly(data: bytes) -> Any:
     """JSON bytes to a value, refusing what Python's reader lets pass.
 
-    Raises ValueError for duplicate keys, NaN and infinities, bytes that are not UTF-8 and lone surrogates.
+    Raises ValueError for what is no JSON, and of it JsonError for duplicate keys, NaN and infinities, bytes
+    that are not UTF-8 and lone surrogates.
     """
-    value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-    if b"\\u" in data:
-        try:
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError("a lone surrogate, which is not text") from error
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise JsonError("not_utf8", str(error)) from error
+    value = _decoded(text)
+    check_surrogates(text, value)
     return value
 
 

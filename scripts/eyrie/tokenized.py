@@ -8,26 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from eyrie.chat import Chat
-from eyrie.config import ConfigError, GateSettings, SplitSettings, config_line
-from eyrie.gates import GateError
-from eyrie.records import Ledger, RecordError, read_json, read_jsonl
+from eyrie.config import ConfigError, SplitSettings
+from eyrie.records import RecordError, read_json, read_jsonl
 from eyrie.split import share_of
-
-# What to change where too many rows stop for a reason.
-_REMEDIES = {
-    "prompt_too_long": "partitions.*.max_new_tokens (prompt and answer must fit the target's context)",
-    "truncated": "partitions.*.max_new_tokens or partitions.*.keep_truncated",
-    "too_long": "hidden_states.max_tokens (at most the target's context)",
-    "no_supervised_text": "datasets.{dataset}.loss_on, or kind: prompts",
-    "template_error": "the dataset's layout, or the target; the job's log shows the first error",
-}
 
 
 def read_chats(path: Path) -> list[dict[str, Any]]:
     """The rows of prompts.jsonl or conversations.jsonl, by id. Raises RecordError."""
     rows = list(read_jsonl(path))
     for row in rows:
-        missing = [name for name in ("id", "group", "messages") if not row.get(name)]
+        content = "input_ids" if "input_ids" in row else "messages"
+        missing = [name for name in ("id", "group", content) if not row.get(name)]
         if missing:
             raise RecordError(
                 f"{path}: a row (id {row.get('id')!r}) lacks {', '.join(missing)}; "
@@ -81,23 +72,3 @@ def count_tokens(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         name: {share: count[share] for share in ("train", "validation", "held_out")}
         for name, count in counts.items()
     }
-
-
-def check_samples(dataset: str, ledger: Ledger, gates: GateSettings) -> None:
-    """Stop a dataset of which too few rows became samples. Raises GateError.
-
-    Answers left out because they were cut are the build's own wish and don't count against the share.
-    """
-    judged = ledger.rows - ledger.skipped["truncated"]
-    share = ledger.kept / judged if judged else 0.0
-    if ledger.kept >= gates.min_kept and share >= gates.min_kept_share:
-        return
-    reasons = sorted(ledger.skipped.items(), key=lambda item: (-item[1], item[0]))
-    seen = ", ".join(f"{count} {reason}" for reason, count in reasons if count) or "no row at all"
-    remedy = _REMEDIES[reasons[0][0]].format(dataset=dataset) if reasons else "the dataset's prompts"
-    raise GateError(
-        f"dataset {dataset}\n"
-        f"  seen: {ledger.kept} of {ledger.rows} rows became samples; skipped: {seen}\n"
-        f"  expected: at least {gates.min_kept} samples and {gates.min_kept_share:.0%} of the rows\n"
-        f"  change: {remedy}; or {config_line(['datasets', dataset, 'gates'])} if so few are right"
-    )

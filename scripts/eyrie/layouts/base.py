@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from eyrie.media import has_media_column, is_media_part, names_media
 from eyrie.records import parse_json_strictly
 
 Message = dict[str, Any]
@@ -28,16 +29,14 @@ ROLES = {name: role for role, names in _NAMES_OF_ROLES.items() for name in names
 # Turns whose whole text is a call: the assistant speaks, in JSON.
 CALL_ROLES = frozenset({"function_call", "tool_call"})
 
-MEDIA_COLUMNS = ("image", "images", "img_path", "image_path", "video", "videos", "audio", "audios")
-_MEDIA_PARTS = frozenset(
-    {"image", "image_url", "input_image", "video", "video_url", "audio", "audio_url", "input_audio", "file"}
-)
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", None})
 _REASONING_PARTS = frozenset({"reasoning", "thinking"})
 _CALL_PARTS = frozenset({"tool_call", "function_call"})
 _PART_PAYLOADS = ("text", "value", "content", "reasoning", "thinking")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking", "thinking_content")
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_PLAIN_KEYS = frozenset({"role", "content"})
+_MISSING = object()
 
 
 class SkipRow(Exception):
@@ -49,8 +48,20 @@ class SkipRow(Exception):
 
 
 @dataclass(frozen=True)
+class Tokens:
+    """A row that was tokenized by others."""
+
+    input_ids: list[int]
+    loss_mask: list[int]
+    """1 where the token of the same place is supervised; as long as input_ids."""
+
+
+@dataclass(frozen=True)
 class Conversation:
-    """A row as messages of the roles system, user, assistant and tool; every content is a string."""
+    """A row as messages of the roles system, user, assistant and tool; every content is a string.
+
+    Raises SkipRow where a question holds a placeholder of a picture or a sound.
+    """
 
     messages: list[Message]
     """{"role", "content"} and where the row has them reasoning_content, tool_calls, name, tool_call_id."""
@@ -60,6 +71,13 @@ class Conversation:
     """The system turn declares the same functions in words: who keeps it needs no `tools` beside it."""
     notes: tuple[str, ...] = ()
     """What was given up or mended, counted in the ledger beside the skipped rows."""
+    tokens: Tokens | None = None
+    """Instead of messages, where the row holds token ids."""
+
+    def __post_init__(self) -> None:
+        for made in self.messages:
+            if made["role"] == "user" and names_media(made["content"]):
+                raise SkipRow("multimodal")
 
 
 class Layout(Protocol):
@@ -78,7 +96,7 @@ class Layout(Protocol):
 
 def canonical_role(name: object) -> str:
     """The one of four roles that a source's name stands for; a name not known is never guessed."""
-    role = ROLES.get(name.lower()) if isinstance(name, str) else None
+    role = ROLES.get(name) or ROLES.get(name.lower()) if isinstance(name, str) else None
     if role is None:
         raise SkipRow(f"unknown_role:{name!s:.40}")
     return role
@@ -86,24 +104,29 @@ def canonical_role(name: object) -> str:
 
 def column(row: Any, name: str) -> Any:
     """The value of a column; a name with dots is a path where no column bears it. May be None."""
-    if not isinstance(row, Mapping):
-        raise SkipRow("bad_type:row")
-    if name in row:
-        return row[name]
-    value: Any = row
-    for part in name.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            raise SkipRow(f"missing_column:{name}")
-        value = value[part]
+    value = _value(row, name)
+    if value is _MISSING:
+        raise SkipRow(f"missing_column:{name}" if isinstance(row, dict) else "bad_type:row")
     return value
 
 
 def optional_column(row: Any, name: str) -> Any:
     """The value of a column, or None where the row lacks it."""
-    try:
-        return column(row, name)
-    except SkipRow:
-        return None
+    value = _value(row, name)
+    return None if value is _MISSING else value
+
+
+def _value(row: Any, name: str) -> Any:
+    if not isinstance(row, dict):
+        return _MISSING
+    if name in row or "." not in name:
+        return row.get(name, _MISSING)
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return _MISSING
+        value = value[part]
+    return value
 
 
 def text_column(row: Any, name: str, required: bool = True) -> str:
@@ -112,6 +135,17 @@ def text_column(row: Any, name: str, required: bool = True) -> str:
     if value is not None and not isinstance(value, str):
         raise SkipRow(f"bad_type:{name}")
     return value or ""
+
+
+def whole_text(row: Any, name: str) -> str:
+    """The text of a row that is a text itself, or of its column."""
+    return row if isinstance(row, str) else text_column(row, name)
+
+
+def system_turn(row: Any, name: str) -> list[Message]:
+    """The system turn that a column holds, or none where the row lacks it or it is blank."""
+    text = text_column(row, name, required=False)
+    return [{"role": "system", "content": text}] if text.strip() else []
 
 
 def list_column(row: Any, name: str) -> list[Any]:
@@ -134,7 +168,7 @@ def turns_column(row: Any, name: str) -> list[Mapping[str, Any]]:
 
 def checked_turns(turns: list[Any], name: str) -> list[Mapping[str, Any]]:
     """The turns, all of them objects. Raises SkipRow: bad_type:<name>."""
-    if not all(isinstance(turn, Mapping) for turn in turns):
+    if not all(isinstance(turn, dict) for turn in turns):
         raise SkipRow(f"bad_type:{name}")
     return turns
 
@@ -156,7 +190,7 @@ def parsed(text: str) -> Any:
 
 def refuse_media(row: Any) -> None:
     """Skip a row with a filled column of images, video or audio: its text alone is not what was asked."""
-    if isinstance(row, Mapping) and any(row.get(name) for name in MEDIA_COLUMNS):
+    if has_media_column(row):
         raise SkipRow("multimodal")
 
 
@@ -166,10 +200,13 @@ def message(role: object, content: object, extras: Mapping[str, Any] = _NOTHING)
     role: the source's name for it. content: a string, null, or parts. extras: the turn's other entries, of
     which calls, reasoning and names are taken; those that Arrow filled with null count as absent.
     """
-    text, reasoning, calls = _content(content)
+    text, reasoning, calls = (content, "", []) if isinstance(content, str) else _content(content)
     made: Message = {"role": canonical_role(role), "content": text}
+    # Nearly all turns are just words: what follows is looked for only where there is more.
+    if extras.keys() <= _PLAIN_KEYS and not reasoning and not calls and not _is_call(role):
+        return made
     if made["role"] == "assistant":
-        if isinstance(role, str) and role.lower() in CALL_ROLES:
+        if _is_call(role):
             found = _calls(parsed(text))
             made["content"], calls = (text, calls) if found is None else ("", calls + found)
         calls += _declared_calls(extras)
@@ -181,18 +218,26 @@ def message(role: object, content: object, extras: Mapping[str, Any] = _NOTHING)
     for key in ("name", "tool_call_id"):
         if isinstance(extras.get(key), str) and extras[key]:
             made[key] = extras[key]
+    # SWE-agent lists the calls that a result answers, of which there is one.
+    answered = extras.get("tool_call_ids")
+    if isinstance(answered, list) and len(answered) == 1 and isinstance(answered[0], str):
+        made.setdefault("tool_call_id", answered[0])
     return made
+
+
+def _is_call(role: object) -> bool:
+    return isinstance(role, str) and role.lower() in CALL_ROLES
 
 
 def _content(content: object) -> tuple[str, str, list[dict[str, Any]]]:
     """Text, reasoning and calls of a content; the texts of parts are joined as they are."""
-    if content is None or isinstance(content, str):
-        return content or "", "", []
+    if content is None:
+        return "", "", []
     text, reasoning, calls = "", "", list[dict[str, Any]]()
     for part in content if isinstance(content, list) else [content]:
-        kind = part.get("type") if isinstance(part, Mapping) else None
+        kind = part.get("type") if isinstance(part, dict) else None
         payload = part if isinstance(part, str) else _payload(part)
-        if kind in _MEDIA_PARTS:
+        if is_media_part(part):
             raise SkipRow("multimodal")
         if payload is None:
             raise SkipRow("bad_type:content")
@@ -208,7 +253,7 @@ def _content(content: object) -> tuple[str, str, list[dict[str, Any]]]:
 
 
 def _payload(part: object) -> str | None:
-    if not isinstance(part, Mapping) or "role" in part:
+    if not isinstance(part, dict) or "role" in part:
         return None
     return next((part[key] for key in _PART_PAYLOADS if isinstance(part.get(key), str)), None)
 
@@ -240,8 +285,8 @@ def _calls(value: object) -> list[dict[str, Any]] | None:
 
 def _function(item: Any) -> Mapping[str, Any] | None:
     """The named function of a call or a declaration, which may stand bare or under `function`."""
-    function = item.get("function", item) if isinstance(item, Mapping) else None
-    return function if isinstance(function, Mapping) and isinstance(function.get("name"), str) else None
+    function = item.get("function", item) if isinstance(item, dict) else None
+    return function if isinstance(function, dict) and isinstance(function.get("name"), str) else None
 
 
 def call(name: str, arguments: object, call_id: object = None) -> dict[str, Any]:
@@ -255,7 +300,7 @@ def call(name: str, arguments: object, call_id: object = None) -> dict[str, Any]
 
 
 def _filled(value: Any) -> Any:
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {key: _filled(inner) for key, inner in value.items() if inner is not None}
     return [_filled(inner) for inner in value] if isinstance(value, list) else value
 

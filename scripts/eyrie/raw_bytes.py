@@ -1,0 +1,78 @@
+"""The bytes of a raw file, compressed or not, and what they cannot be."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+import pyarrow as pa
+
+from eyrie.records import RecordError
+
+BOM = b"\xef\xbb\xbf"
+PARQUET_MAGIC = b"PAR1"
+_BUFFER = 1 << 18
+_MAGIC = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
+_NOT_DATA = {
+    b"version https://git-lfs": "a Git-LFS pointer, not the data; run `git lfs pull` where it was cloned, "
+    "or download the file itself",
+    b"<!doctype html": "a web page, most likely an error or a login page; download the file itself",
+    b"<html": "a web page, most likely an error or a login page; download the file itself",
+    b"\x1f\x8b": "gzip-compressed; let its name end in .gz, or decompress it (gunzip)",
+    b"\x28\xb5\x2f\xfd": "zstd-compressed; let its name end in .zst, or decompress it (unzstd)",
+    b"PK\x03\x04": "a zip archive; unpack it first (unzip)",
+    b"BZh": "bzip2-compressed; decompress it first (bunzip2)",
+    b"\xfd7zXZ\x00": "xz-compressed; decompress it first (unxz)",
+}
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """The file's bytes, decompressed where its name ends in .gz or .zst.
+
+    Raises RecordError where the file cannot be read, or the compressed data is damaged or cut off.
+    """
+    try:
+        with path.open("rb") as file:
+            if path.suffix == ".gz":
+                yield cast("IO[bytes]", io.BufferedReader(gzip.GzipFile(fileobj=file), _BUFFER))
+            elif path.suffix == ".zst":
+                stream = pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
+                yield cast("IO[bytes]", io.BufferedReader(stream, _BUFFER))
+            else:
+                yield file
+    except (OSError, EOFError, zlib.error) as error:
+        if path.suffix in _MAGIC and path.is_file():
+            raise RecordError(
+                f"{path}: the compressed data is damaged or cut off ({error}); fetch it again"
+            ) from error
+        raise RecordError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def first_bytes(path: Path) -> bytes:
+    """The first bytes of the data, byte-order mark and white space aside.
+
+    Raises RecordError for an empty file, for what is never data, and for a name that promises a compression
+    which the file lacks.
+    """
+    magic = _MAGIC.get(path.suffix)
+    if magic is not None:
+        with path.open("rb") as file:
+            if not file.read(len(magic)) == magic:
+                raise RecordError(
+                    f"{path}: is not compressed as its name says; rename it without {path.suffix}"
+                )
+    with open_bytes(path) as data:
+        head = data.read(1024)
+    start = head.removeprefix(BOM).lstrip()
+    if not start:
+        raise RecordError(f"{path}: is empty; an interrupted download leaves such files: fetch it again")
+    for sign, words in _NOT_DATA.items():
+        if start.lower().startswith(sign.lower()):
+            raise RecordError(f"{path}: is {words}")
+    return start
