@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from eyrie.console import run_command, start_log
-from eyrie.eagle3.vocabulary import choose_tokens, count_supervised, coverage
+from eyrie.eagle3.vocabulary import choose_tokens, count_tokens, coverage
 from eyrie.gates import GateError
 from eyrie.provenance import manifest_header
 from eyrie.records import read_json, read_jsonl, write_json
@@ -44,17 +44,18 @@ def main() -> None:
     log = start_log("build_vocabulary", arguments.log)
 
     vocab_size = read_json(arguments.target)["vocab_size"]
-    counts = count_supervised(_rows(arguments.tokenized), vocab_size)
-    train = counts.get("train")
+    counts = count_tokens(_rows(arguments.tokenized), vocab_size)
+    supervised = {split: frequencies.supervised for split, frequencies in counts.items()}
+    train = supervised.get("train")
     if train is None or not train.any():
         raise GateError(
             f"no supervised token in the train split of {len(arguments.tokenized)} files\n"
             "  expected answers to count\n  change: more samples, or split.validation and split.held_out"
         )
-    token_ids = choose_tokens(train, arguments.size)
+    token_ids = choose_tokens(counts["train"], arguments.size)
     shares = {
         "train": coverage(train, token_ids),
-        "validation": coverage(counts.get("validation"), token_ids),
+        "validation": coverage(supervised.get("validation"), token_ids),
     }
     parents = [*arguments.tokenized, arguments.target]
     write_json(

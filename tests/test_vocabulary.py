@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyrie.config import ConfigError
-from eyrie.eagle3.vocabulary import choose_tokens, count_supervised, coverage, read_vocabulary
+from eyrie.eagle3.vocabulary import Frequencies, choose_tokens, count_tokens, coverage, read_vocabulary
 from eyrie.records import RecordError, read_json, write_json, write_jsonl
 
 VOCABULARY = 30
+NOTHING = Frequencies(np.zeros(VOCABULARY, dtype=np.int64), np.zeros(VOCABULARY, dtype=np.int64))
 
 
 @st.composite
@@ -32,22 +33,26 @@ def rows(draw: st.DrawFn) -> list[dict[str, object]]:
 
 @given(rows=rows(), size=st.integers(1, VOCABULARY))
 def test_the_most_frequent_supervised_tokens_are_chosen(rows: list[dict[str, object]], size: int) -> None:
-    counted = count_supervised(rows, VOCABULARY)
-    expected = Counter(
-        token
+    counted = count_tokens(rows, VOCABULARY)
+    pairs = [
+        pair
         for row in rows
         if row["split"] == "train"
-        for token, flag in zip(row["input_ids"], row["loss_mask"], strict=True)
-        if flag
-    )
-    train = counted.get("train", np.zeros(VOCABULARY, dtype=np.int64))
-    assert train.tolist() == [expected[token] for token in range(VOCABULARY)]
+        for pair in zip(row["input_ids"], row["loss_mask"], strict=True)
+    ]
+    expected, elsewhere = (Counter(token for token, flag in pairs if flag == wanted) for wanted in (1, 0))
+    train = counted.get("train", NOTHING)
+    assert train.supervised.tolist() == [expected[token] for token in range(VOCABULARY)]
+    assert train.elsewhere.tolist() == [elsewhere[token] for token in range(VOCABULARY)]
 
     chosen = choose_tokens(train, size).tolist()
     assert len(chosen) == size and chosen == sorted(set(chosen))
-    ranked = sorted(range(VOCABULARY), key=lambda token: (-expected[token], token))
-    assert chosen == sorted(ranked[:size])
-    share = coverage(train, np.array(chosen))
+
+    def rank(token: int) -> tuple[int, int, int]:
+        return (-expected[token], 0 if expected[token] else -elsewhere[token], token)
+
+    assert chosen == sorted(sorted(range(VOCABULARY), key=rank)[:size])
+    share = coverage(train.supervised, np.array(chosen))
     if expected:
         assert share == sum(expected[token] for token in chosen) / expected.total()
     else:
@@ -56,13 +61,13 @@ def test_the_most_frequent_supervised_tokens_are_chosen(rows: list[dict[str, obj
 
 def test_more_tokens_than_the_target_has_is_an_error() -> None:
     with pytest.raises(ConfigError, match="draft_vocab_size: saw 31; expected at most 30"):
-        choose_tokens(np.zeros(VOCABULARY, dtype=np.int64), 31)
+        choose_tokens(NOTHING, 31)
 
 
 def test_token_of_another_target_is_an_error() -> None:
     row = {"id": "a", "split": "train", "input_ids": [3, 30], "loss_mask": [1, 1]}
     with pytest.raises(RecordError, match=r"row a: token ids from 3 to 30; expected ids from 0 to 29"):
-        count_supervised([row], VOCABULARY)
+        count_tokens([row], VOCABULARY)
 
 
 @pytest.mark.parametrize("ids", [[], [2, 2], [3, 1], [-1, 4], [4, VOCABULARY]])
@@ -96,8 +101,8 @@ def test_command_counts_train_alone_and_reports_coverage(tmp_path: Path) -> None
     result = build(tmp_path, 3)
     assert result.returncode == 0, result.stderr
     data = read_json(tmp_path / "vocabulary.json")
-    # Two tokens are supervised in training; the lowest unused id fills up.
-    assert data["token_ids"] == [0, 5, 7]
+    # Two tokens are supervised in training; the one that only its prompt holds comes next.
+    assert data["token_ids"] == [5, 7, 9]
     assert data["coverage"] == {"train": 1.0, "validation": 0.25}
     assert (data["supervised_tokens"], data["distinct"]) == (3, 2)
     assert (data["draft_vocab_size"], data["vocab_size"]) == (3, VOCABULARY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,37 +16,51 @@ from eyrie.records import RecordError, read_json
 Counts = npt.NDArray[np.int64]
 
 
-def count_supervised(rows: Iterable[Mapping[str, Any]], vocab_size: int) -> dict[str, Counts]:
-    """How often each token id is supervised, by split: {split: [vocab_size]}.
+@dataclass(frozen=True)
+class Frequencies:
+    """How often each token id [vocab_size] occurs in a split: supervised, and elsewhere (in prompts)."""
+
+    supervised: Counts
+    elsewhere: Counts
+
+
+def count_tokens(rows: Iterable[Mapping[str, Any]], vocab_size: int) -> dict[str, Frequencies]:
+    """The frequencies of each split.
 
     rows: tokenized rows with split, input_ids and loss_mask. Raises RecordError for an id outside the
     vocabulary.
     """
-    counts: dict[str, Counts] = {}
+    counts: dict[str, Frequencies] = {}
     for row in rows:
         ids = np.asarray(row["input_ids"], dtype=np.int64)
-        supervised = ids[np.asarray(row["loss_mask"], dtype=bool)]
+        mask = np.asarray(row["loss_mask"], dtype=bool)
         if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
             raise RecordError(
                 f"row {row['id']}: token ids from {ids.min()} to {ids.max()}; expected ids from 0 to "
                 f"{vocab_size - 1}, the target's vocabulary. Was it tokenized for another target?"
             )
-        split = counts.setdefault(row["split"], np.zeros(vocab_size, dtype=np.int64))
-        split += np.bincount(supervised, minlength=vocab_size)
+        nothing = [np.zeros(vocab_size, dtype=np.int64) for _ in range(2)]
+        split = counts.setdefault(row["split"], Frequencies(*nothing))
+        np.add.at(split.supervised, ids[mask], 1)
+        np.add.at(split.elsewhere, ids[~mask], 1)
     return counts
 
 
-def choose_tokens(counts: Counts, size: int) -> Counts:
-    """The `size` most frequent token ids, rising; of equally frequent ones the lowest ids.
+def choose_tokens(counts: Frequencies, size: int) -> Counts:
+    """The `size` ids supervised most often, rising; of equally frequent ones the lowest ids.
 
-    Fewer different tokens than `size`: the lowest unused ids fill the rest. Raises ConfigError for a size
-    beyond the vocabulary.
+    Fewer different tokens than `size`: those that prompts hold most often come next, since answers take up
+    what they were asked about; then the lowest unused ids. Raises ConfigError for a size beyond the
+    vocabulary.
     """
-    if size > len(counts):
+    if size > len(counts.supervised):
         raise ConfigError(
-            f"drafter.draft_vocab_size: saw {size}; expected at most {len(counts)}, the target's vocabulary"
+            f"drafter.draft_vocab_size: saw {size}; expected at most {len(counts.supervised)}, the target's "
+            "vocabulary"
         )
-    by_frequency = np.argsort(-counts, kind="stable")
+    elsewhere = np.where(counts.supervised > 0, 0, counts.elsewhere)
+    # The last key counts first, and equals keep their order.
+    by_frequency = np.lexsort((-elsewhere, -counts.supervised))
     return np.sort(by_frequency[:size]).astype(np.int64)
 
 
