@@ -134,3 +134,19 @@ def test_the_default_target_is_whole_and_talks(default_target: Path) -> None:
     ids = chat.prompt_ids([{"role": "user", "content": "What is the capital of France?"}])
     said = target.model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)
     assert "Paris" in chat.tokenizer.decode(said[0, len(ids) :])
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4, 9, 20])
+def test_a_pass_after_a_cache_equals_one_over_everything(tokens: int) -> None:
+    """Few tokens after a cache take kernels of our own; they must not change what comes out."""
+    target = Target(tiny_target(), "float32")
+    ids = torch.arange(3, 63)[None]
+    whole = target.forward(ids)
+    cache = target.new_cache()
+    target.forward(ids[:, : 60 - tokens], cache)
+    rest = target.forward(ids[:, 60 - tokens :], cache)
+    torch.testing.assert_close(rest.last, whole.last[:, 60 - tokens :], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(rest.aux, whole.aux[:, 60 - tokens :], rtol=1e-4, atol=1e-5)
+    library = target.model.get_decoder()
+    target.model.set_attn_implementation("sdpa")
+    torch.testing.assert_close(whole.last, library(ids).last_hidden_state, rtol=1e-4, atol=1e-5)

@@ -9,7 +9,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationConfig
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    GenerationConfig,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging as transformers_logging
 
 from eyrie.config import HiddenStatesSettings
@@ -95,6 +104,8 @@ class Target:
             decoder.layers[layer].register_forward_pre_hook(self._capture(layer), with_kwargs=True)
         if dtype == "float32":
             _use_skinny_products(self.model)
+            if self.model.config._attn_implementation == "sdpa":
+                self.model.set_attn_implementation(_SKINNY_ATTENTION)
 
     def _capture(self, layer: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -150,6 +161,37 @@ class Target:
     def eos_ids(self) -> list[int]:
         """The token ids that end an answer, from the generation config, sorted."""
         return _sorted_ids(self.model.generation_config.eos_token_id)
+
+
+def _skinny_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of one sequence's few queries [1, heads, Q, d] over keys and values [1, kv_heads, K, d].
+
+    Where there is a mask, the library copies keys and values for each head of a group and takes a slow path.
+    Here a group's heads are so many more queries of its key head. Everything else is left to it.
+    """
+    batch, heads, queries, size = query.shape
+    kv_heads = key.shape[1]
+    alone = batch == 1 and queries <= _SKINNY_ROWS and query.device.type == "cpu"
+    if not alone or attention_mask is None or scaling is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    rows = query.reshape(batch, kv_heads, -1, size) * scaling
+    scores = (rows @ key.transpose(-1, -2)).view(batch, heads, queries, -1)
+    scores.masked_fill_(~attention_mask, -torch.inf)
+    mixed = scores.softmax(dim=-1).view(batch, kv_heads, -1, key.shape[2]) @ value
+    return mixed.view(batch, heads, queries, size).transpose(1, 2), None
+
+
+_SKINNY_ATTENTION = "eyrie_skinny"
+AttentionInterface.register(_SKINNY_ATTENTION, _skinny_attention)
+AttentionMaskInterface.register(_SKINNY_ATTENTION, sdpa_mask)
 
 
 def _use_skinny_products(model: nn.Module) -> None:
