@@ -18,7 +18,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
-.PHONY: build test test-fast lint real plan unlock schema clean help
+.PHONY: build test test-fast lint catalogue real plan unlock schema clean help
 
 build: $(BIN)/.ready $(TARGET)/SOURCE.json ## Build everything of config.yaml: drafter, evaluation, report
 	@python scripts/unlock.py
@@ -39,7 +39,11 @@ lint: $(BIN)/.ready-dev ## Check style and types
 	mypy scripts
 	snakefmt --check Snakefile rules
 
-real: $(BIN)/.ready-dev $(TARGET)/SOURCE.json ## Build and evaluate a drafter from the public rows in ../shared/real
+catalogue: $(BIN)/.ready-dev ## Print the table of malformed and tricky inputs and what becomes of each
+	python tests/catalogue/table.py
+
+real: $(BIN)/.ready-dev $(TARGET)/SOURCE.json ## Build a drafter from the public rows in ../shared/real, and check their counts
+	pytest -m real
 	@python scripts/unlock.py
 	snakemake --cores all --configfile configs/real.yaml
 

@@ -34,8 +34,9 @@ from eyrie.engines.in_process import InProcessEngine, check_against_reference
 from eyrie.gates import check_answers, check_samples
 from eyrie.provenance import manifest_header
 from eyrie.records import Ledger, content_key, write_json, write_jsonl
+from eyrie.states import states_recipe
 from eyrie.store import Journal, StateStore, answers_folder, read_journals
-from eyrie.target import Target, states_recipe
+from eyrie.target import Target
 from eyrie.tokenized import count_tokens, read_chats, read_target, sample_row
 
 
@@ -146,6 +147,7 @@ def make_rows(
 ) -> list[dict[str, Any]]:
     """The samples of the prompts, in their order; the ledger counts answers that are left out."""
     rows = []
+    greedy = recipe.sampling.temperature == 0.0
     for prompt in prompts:
         answer = answers[prompt.key]
         if answer["finish_reason"] == "length" and not recipe.sampling.keep_truncated:
@@ -155,7 +157,9 @@ def make_rows(
         ids = answer["token_ids"]
         mask = [0] * len(prompt.ids) + [1] * len(ids)
         rows.append(
-            sample_row(dataset, prompt.chat, prompt.ids + ids, mask, answer["finish_reason"], recipe.split)
+            sample_row(
+                dataset, prompt.chat, prompt.ids + ids, mask, answer["finish_reason"], greedy, recipe.split
+            )
         )
     return rows
 

@@ -111,7 +111,7 @@ def tokenize(
         ledger.keep()
         for one in kept:
             name = row if one.turn is None else {**row, "id": f"{row['id']}-{one.turn}"}
-            samples.append(sample_row(dataset, name, one.ids, one.loss_mask, "native", recipe.split))
+            samples.append(sample_row(dataset, name, one.ids, one.loss_mask, "native", False, recipe.split))
     return sorted(samples, key=lambda sample: sample["id"])
 
 

@@ -12,8 +12,8 @@ import torch
 from eyrie.config import ConfigError, HiddenStatesSettings
 from eyrie.gates import GateError
 from eyrie.records import read_json, write_jsonl
+from eyrie.states import states_recipe
 from eyrie.store import Journal, StateStore, StoreError
-from eyrie.target import states_recipe
 from tiny_target import DATASET, RECIPE, STATES, Stages, question
 
 QUESTIONS = 24
@@ -70,7 +70,7 @@ def test_what_is_in_the_store_needs_no_model(stages: Stages, monkeypatch: pytest
         raise AssertionError("the model was loaded")
 
     monkeypatch.setattr("answer_prompts.Target", no_model)
-    monkeypatch.setattr("capture_states.Target", no_model)
+    monkeypatch.setattr("eyrie.target.Target", no_model)
     stages.answer()
     stages.capture()
     assert stages.results() == before
@@ -119,7 +119,7 @@ def test_states_that_got_lost_are_captured_anew(stages: Stages) -> None:
     shards = sorted((stages.folder / "store/hidden_states").glob("*/*.safetensors"))
     for shard in shards[::2]:
         shard.unlink()
-    stages.capture(temperature=0.0)
+    stages.capture()
     manifest = json.loads(before["manifest.json"])
     again = read_json(stages.folder / "manifest.json")
     assert [sample["key"] for sample in again["samples"]] == [s["key"] for s in manifest["samples"]]

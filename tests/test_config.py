@@ -132,15 +132,20 @@ def test_a_licence_that_is_not_allowed_is_refused_with_its_line(
         changed(root, licences=[])
 
 
+NATIVE_CAPS = {"datasets__deepswe_kimi__samples": 72, "datasets__kimi_native__samples": 80}
+
+
 def test_the_caps_must_reach_what_is_expected(root: Path) -> None:
-    assert changed(root, expected_samples={"native": 152}).expected_by_kind().keys() == {"native"}
+    assert changed(root, **NATIVE_CAPS, expected_samples={"native": 152}).expected_by_kind().keys() == {
+        "native"
+    }
     words = (
         r"expected_samples\.native: expected 153, but the caps `samples` add up to 152: deepswe_kimi 72, kimi"
     )
     with pytest.raises(ConfigError, match=words):
-        changed(root, expected_samples={"native": 153})
-    with pytest.raises(ConfigError, match=r"expected at most 600, but the caps `samples` add up to 640"):
-        changed(root, expected_samples={"native": 152, "prompts": {"max": 600}})
+        changed(root, **NATIVE_CAPS, expected_samples={"native": 153})
+    with pytest.raises(ConfigError, match=r"expected at most 60, but the caps `samples` add up to \d+"):
+        changed(root, **NATIVE_CAPS, expected_samples={"native": 152, "prompts": {"max": 60}})
     # A dataset without a cap gives as many as it has.
     changed(root, expected_samples={"native": 153}, datasets__kimi_native__samples=None)
 
@@ -255,7 +260,8 @@ def test_every_gate_is_asked_by_some_stage(root: Path) -> None:
 
 
 def test_what_is_allowed_or_expected_in_all_is_no_datasets_matter(root: Path) -> None:
-    base, strict = changed(root), changed(root, licences=["apache-2.0"], expected_samples={"native": 152})
+    base = changed(root, **NATIVE_CAPS)
+    strict = changed(root, **NATIVE_CAPS, licences=["apache-2.0"], expected_samples={"native": 152})
     for name in base.datasets:
         assert prompts_settings(base.datasets[name]) == prompts_settings(strict.datasets[name])
         assert answering_recipe(base, name) == answering_recipe(strict, name)

@@ -212,6 +212,7 @@ def _answers(target: Target, rows: int) -> list[dict[str, Any]]:
             "input_ids": ids[index],
             "loss_mask": [0] * (len(ids[index]) - _ANSWER) + [1] * _ANSWER,
             "finish_reason": "length",
+            "greedy": True,
         }
         for index in range(rows)
     ]

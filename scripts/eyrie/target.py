@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,6 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging as transformers_logging
-
-from eyrie.config import HiddenStatesSettings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -51,18 +49,6 @@ def read_eos_ids(path: Path) -> list[int]:
     except OSError:  # no generation_config.json; transformers then derives it from the model's, as here
         settings = GenerationConfig.from_model_config(AutoConfig.from_pretrained(path))
     return _sorted_ids(settings.eos_token_id)
-
-
-def states_recipe(
-    target: Mapping[str, Any], settings: HiddenStatesSettings, compute_dtype: str
-) -> dict[str, Any]:
-    """What the numbers of stored hidden states depend on; `target` is what target.json holds."""
-    return {
-        "target_revision": target["revision"],
-        "layer_ids": settings.layer_ids or target["layer_ids_default"],
-        "dtype": settings.dtype,
-        "compute_dtype": compute_dtype,
-    }
 
 
 def _sorted_ids(eos: int | list[int] | None) -> list[int]:

@@ -44,9 +44,13 @@ def sample_row(
     ids: list[int],
     loss_mask: list[int],
     finish_reason: str,
+    greedy: bool,
     split: SplitSettings,
 ) -> dict[str, Any]:
-    """One row of tokenized_data.jsonl, made from a row of prompts or conversations."""
+    """One row of tokenized_data.jsonl, made from a row of prompts or conversations.
+
+    greedy: each supervised token is the one that the target found likeliest there.
+    """
     return {
         "id": chat["id"],
         "dataset": dataset,
@@ -55,6 +59,7 @@ def sample_row(
         "input_ids": ids,
         "loss_mask": loss_mask,
         "finish_reason": finish_reason,
+        "greedy": greedy,
     }
 
 

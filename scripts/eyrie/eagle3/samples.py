@@ -15,8 +15,8 @@ from eyrie.console import Progress
 from eyrie.eagle3.batches import Sample, candidate_places, target_choices
 from eyrie.gates import GateError
 from eyrie.records import RecordError, content_key, read_json, read_jsonl
+from eyrie.states import states_recipe
 from eyrie.store import States, StateStore, StoreError
-from eyrie.target import states_recipe
 
 _CHOICE_ROWS = 512
 
@@ -31,10 +31,11 @@ class Row:
     split: str
     token_ids: list[int]
     loss_mask: list[int]
+    greedy: bool
 
     def identity(self) -> list[str]:
         """What of the row the trained drafter depends on."""
-        return [self.split, self.key, content_key(self.loss_mask)]
+        return [self.split, self.key, content_key(self.loss_mask, self.greedy)]
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,9 @@ def read_rows(paths: Sequence[Path], states: StateStore, captures: Captures) -> 
             ids, mask = row["input_ids"], row["loss_mask"]
             if len(ids) != len(mask):
                 raise RecordError(f"{path}: row {row['id']} has {len(ids)} tokens and a mask of {len(mask)}")
-            rows.append(Row(states.key(ids), row["id"], row["dataset"], row["split"], ids, mask))
+            rows.append(
+                Row(states.key(ids), row["id"], row["dataset"], row["split"], ids, mask, row["greedy"])
+            )
     unknown = [row for row in rows if row.key not in captures.digests]
     if unknown:
         raise StoreError(
@@ -130,9 +133,15 @@ def load_samples(
         _check_states(row, loaded[row.key], captures.digests[row.key])
         masks.append(torch.tensor(row.loss_mask, dtype=torch.bool))
         places.append(candidate_places(masks[-1], mask_shift))
-    choices = _all_choices(
-        [loaded[row.key].last[place] for row, place in zip(rows, places, strict=True)], head, log
+    choices = [_told_choices(row, place) for row, place in zip(rows, places, strict=True)]
+    unknown = [choice < 0 for choice in choices]
+    found = _all_choices(
+        [loaded[row.key].last[place[gap]] for row, place, gap in zip(rows, places, unknown, strict=True)],
+        head,
+        log,
     )
+    for choice, gap, answer in zip(choices, unknown, found, strict=True):
+        choice[gap] = answer
     return [
         Sample(
             key=row.key,
@@ -160,6 +169,15 @@ def _check_states(row: Row, states: States, expected: str) -> None:
             f"the hidden states of row {row.id} of dataset {row.dataset} {problem}.\n"
             "  change: delete its shard from the store and the dataset's manifest, and run again"
         )
+
+
+def _told_choices(row: Row, places: torch.Tensor) -> torch.Tensor:
+    """The target's most likely token at the places, where a greedy answer tells it; -1 elsewhere."""
+    told = torch.full((len(row.token_ids) + 1,), -1)
+    if row.greedy:
+        ids, mask = torch.tensor(row.token_ids), torch.tensor(row.loss_mask, dtype=torch.bool)
+        told[:-1] = torch.where(mask, ids, -1)
+    return told[places + 1]
 
 
 def _all_choices(
