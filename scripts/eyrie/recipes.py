@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 from os.path import isfile
+from typing import Any
 
 from eyrie.config import Config, DatasetSettings, GateSettings, Settings, SourceSettings
 from eyrie.records import canonical_json
@@ -117,9 +118,18 @@ def drafter_recipe(config: Config) -> str:
     )
 
 
+def result_settings(config: Config) -> dict[str, Any]:
+    """The configuration without what changes no result: engine, folder, how often training is saved."""
+    settings = config.model_dump(mode="json", exclude={"engine", "work"})
+    del settings["training"]["checkpoint_every"]
+    for sampling in settings["partitions"].values():
+        del sampling["max_in_flight"]
+    return settings
+
+
 def report_recipe(config: Config) -> str:
-    """What the report tells of the configuration: all but the engine, which changes no result."""
-    return canonical_json({"version": REPORT_VERSION, "config": _plain(config, leave_out={"engine", "work"})})
+    """What the report tells of the configuration."""
+    return canonical_json({"version": REPORT_VERSION, "config": result_settings(config)})
 
 
 def _existing(patterns: list[str]) -> list[str]:

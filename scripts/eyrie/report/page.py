@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
+from eyrie.recipes import result_settings
 from eyrie.report import charts
 from eyrie.report.inputs import Build
 
@@ -28,6 +29,7 @@ def render(build: Build) -> str:
     evaluation = build.evaluation
     return environment.get_template("template.html").render(
         build=build,
+        settings=result_settings(build.config),
         evaluation=evaluation,
         first=next(iter(evaluation["acceptance_length"])),
         tiles=tiles(build),
