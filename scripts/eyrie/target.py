@@ -21,6 +21,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging as transformers_logging
 
+from eyrie.kv_cache import roomy_cache
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 # Below this many rows a product with a wide weight is bound by reading the weight; see _skinny_forward.
@@ -101,7 +103,7 @@ class Target:
 
     def new_cache(self) -> DynamicCache:
         """An empty key-value cache; `cache.crop(-n)` drops the last n positions."""
-        return DynamicCache(config=self.config)
+        return roomy_cache(self.config)
 
     @torch.inference_mode()
     def forward(
