@@ -173,16 +173,17 @@ def log_figures(log: logging.Logger, figures: Mapping[str, Any]) -> None:
     if figures["speed_up"]:
         speed, costs = figures["tokens_per_second"], figures["costs"]
         log.info(
-            "plain: %.1f tokens/s on %d prompts, %.1f ms a step",
+            "plain: %.1f tokens/s, %.1f ms a step",
             speed["plain"],
-            speed["prompts"],
             costs["plain_step_ms"],
         )
         for length in lengths:
             log.info(
-                "%s drafted: %.1f tokens/s, speed-up %.2f, predicted %.2f (verify %.1f, draft %.1f ms)",
+                "%s drafted: %.1f tokens/s on %d prompts, speed-up %.2f, predicted %.2f "
+                "(verify %.1f, draft %.1f ms)",
                 length,
                 speed["drafted"][length],
+                speed["prompts"][length],
                 figures["speed_up"][length],
                 costs["predicted_speed_up"][length] or 0.0,
                 costs["verify_step_ms"][length],

@@ -97,21 +97,21 @@ def test_the_file_holds_what_the_report_needs(build: Path, evaluate: Evaluate) -
         "chat.jsonl",
         "issues.jsonl",
     }
-    # All chosen prompts with the first length; of each dataset the first half, rounded up, with the next.
-    assert result["prompts"] == {"3": {"chat": 3, "issues": 2}, "5": {"chat": 2, "issues": 1}}
+    # All chosen prompts with the first length; of each dataset the first third, rounded up, with the next.
+    assert result["prompts"] == {"3": {"chat": 3, "issues": 2}, "5": {"chat": 1, "issues": 1}}
     assert set(result["acceptance_length"]["5"]) == {"all", "chat", "issues"}
     for key, rates in result["acceptance_by_position"].items():
         assert len(rates) == int(key)
         assert 1 + sum(rates) == pytest.approx(result["acceptance_length"][key]["all"])
-    # Three prompts decoded plainly: chat, issues, chat; the first of each and the second of chat have both.
-    assert result["identical_outputs"] == {"dtype": "float32", "equal": 6, "total": 6, "differences": []}
+    # Three prompts decoded plainly: chat, issues, chat; the first of each has both lengths.
+    assert result["identical_outputs"] == {"dtype": "float32", "equal": 5, "total": 5, "differences": []}
     assert result["stored_answers_equal"]["total"] == 3
     assert result["unseen_families"]["datasets"] == ["issues"]
     assert result["bfloat16"]["total"] == 2
     assert result["tokens_per_second"] is result["speed_up"] is result["costs"] is None
     log = (build / "log.txt").read_text()
     assert "acceptance length by dataset" in log
-    assert "identical outputs: 6 of 6 in float32" in log
+    assert "identical outputs: 5 of 5 in float32" in log
 
 
 def test_samples_say_who_wrote_each_token(evaluate: Evaluate, build: Path) -> None:
@@ -130,14 +130,16 @@ def test_equal_runs_give_equal_bytes_without_speed(build: Path, evaluate: Evalua
     assert (build / "first.json").read_bytes() == (build / "second.json").read_bytes()
 
 
-def test_speed_is_measured_on_prompts_decoded_in_every_way(evaluate: Evaluate) -> None:
+def test_speed_is_measured_on_prompts_decoded_both_ways(evaluate: Evaluate) -> None:
     result = evaluate(measure_speed=True, exact_prompts="all", bfloat16_prompts=0)
-    assert result["identical_outputs"]["total"] == 5 + 3
+    assert result["identical_outputs"]["total"] == 5 + 2
     assert result["bfloat16"] is None
     speed = result["tokens_per_second"]
-    assert speed["prompts"] == 3
+    assert speed["prompts"] == {"3": 5, "5": 2}
+    # All five prompts have both ways with 3 drafted, so that the rates are those of the same prompts.
+    assert result["speed_up"]["3"] == pytest.approx(speed["drafted"]["3"] / speed["plain"])
     for key in ("3", "5"):
-        assert result["speed_up"][key] == pytest.approx(speed["drafted"][key] / speed["plain"])
+        assert result["speed_up"][key] > 0
         assert result["costs"]["verify_step_ms"][key] > 0
         assert result["costs"]["draft_step_ms"][key] > 0
         assert result["costs"]["predicted_speed_up"][key] > 0
@@ -212,10 +214,19 @@ def test_stored_answers_are_compared_as_far_as_both_go() -> None:
 def test_speed_and_prediction() -> None:
     outputs = [decoded([1] * 30, {3: [1] * 30}, [Cycle(3, 2), Cycle(3, 0)])]
     figures = speed_figures(outputs, [3], Costs(10.0, {3: 12.0}, {3: 0.5}))
-    assert figures["tokens_per_second"] == {"plain": 15.0, "drafted": {"3": 30.0}, "prompts": 1}
+    assert figures["tokens_per_second"] == {"plain": 15.0, "drafted": {"3": 30.0}, "prompts": {"3": 1}}
     assert figures["speed_up"] == {"3": 2.0}
     assert figures["costs"]["predicted_speed_up"]["3"] == pytest.approx(2.0 / (3 * 0.05 + 1.2))
     assert set(speed_figures(outputs, [3], None).values()) == {None}
+
+
+def test_a_speed_up_compares_the_same_prompts() -> None:
+    both = decoded([1] * 30, {3: [1] * 30, 5: [1] * 30}, [Cycle(5, 2)])
+    slow = Decoded(PROMPT, PlainOutput([1] * 10, []), 8.0, {3: both.drafted[3]}, {3: 1.0})
+    figures = speed_figures([both, slow], [3, 5], Costs(10.0, {3: 12.0, 5: 12.0}, {3: 0.5, 5: 0.5}))
+    assert figures["tokens_per_second"]["prompts"] == {"3": 2, "5": 1}
+    assert figures["tokens_per_second"]["plain"] == 4.0
+    assert figures["speed_up"] == {"3": 30.0 / 4.0, "5": 2.0}
 
 
 def test_families_are_reported_apart() -> None:

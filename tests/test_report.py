@@ -108,7 +108,11 @@ def evaluation(names: list[str]) -> dict[str, Any]:
         "unseen_families": {"datasets": names[1:2], "acceptance_length": {"3": 1.7, "5": 1.8}},
         "identical_outputs": {"dtype": "float32", "equal": 20, "total": 20, "differences": []},
         "stored_answers_equal": {"equal": 12, "total": 20},
-        "tokens_per_second": {"plain": 25.1, "drafted": {"3": 37.9, "5": 36.0}, "prompts": 20},
+        "tokens_per_second": {
+            "plain": 25.1,
+            "drafted": {"3": 37.9, "5": 36.0},
+            "prompts": {"3": 20, "5": 10},
+        },
         "speed_up": {"3": 1.51, "5": 1.43},
         "costs": {
             "plain_step_ms": 39.8,

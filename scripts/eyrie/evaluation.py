@@ -102,30 +102,31 @@ def stored_answers_equal(decoded: Sequence[Decoded]) -> dict[str, int]:
 
 
 def speed_figures(decoded: Sequence[Decoded], lengths: Sequence[int], costs: Costs | None) -> dict[str, Any]:
-    """Tokens per second, speed-up and costs over the prompts that were decoded in every way.
+    """Tokens per second, speed-up and costs over the prompts that were decoded both ways.
 
-    All three are None without costs: then no figure may depend on the clock.
+    A speed-up compares the same prompts, plain and drafted. All three are None without costs: then no
+    figure may depend on the clock.
     """
     if costs is None:
         return {"tokens_per_second": None, "speed_up": None, "costs": None}
-    timed = [one for one in decoded if one.plain is not None and len(one.drafted) == len(lengths)]
-    plain_seconds = sum(one.plain_seconds for one in timed)
-    plain_tokens = sum(len(one.plain.token_ids) for one in timed if one.plain is not None)
-    plain_rate = plain_tokens / plain_seconds
-    rates, predicted = {}, {}
+    plain = [one for one in decoded if one.plain is not None]
+    rates, prompts, speed_up, predicted = {}, {}, {}, {}
     for length in lengths:
+        timed = [one for one in plain if length in one.drafted]
+        key, prompts[str(length)] = str(length), len(timed)
         tokens = sum(len(one.drafted[length].token_ids) for one in timed)
-        rates[str(length)] = tokens / sum(one.drafted_seconds[length] for one in timed)
+        rates[key] = tokens / sum(one.drafted_seconds[length] for one in timed)
+        speed_up[key] = rates[key] / _plain_rate(timed)
         mean = acceptance_length(_cycles(timed, length), length)
-        predicted[str(length)] = mean and predicted_speed_up(
+        predicted[key] = mean and predicted_speed_up(
             mean,
             length,
             costs.draft_step[length] / costs.plain_step,
             costs.verify_step[length] / costs.plain_step,
         )
     return {
-        "tokens_per_second": {"plain": plain_rate, "drafted": rates, "prompts": len(timed)},
-        "speed_up": {key: rate / plain_rate for key, rate in rates.items()},
+        "tokens_per_second": {"plain": _plain_rate(plain), "drafted": rates, "prompts": prompts},
+        "speed_up": speed_up,
         "costs": {
             "plain_step_ms": costs.plain_step,
             "verify_step_ms": {str(length): cost for length, cost in costs.verify_step.items()},
@@ -133,6 +134,11 @@ def speed_figures(decoded: Sequence[Decoded], lengths: Sequence[int], costs: Cos
             "predicted_speed_up": predicted,
         },
     }
+
+
+def _plain_rate(decoded: Sequence[Decoded]) -> float:
+    tokens = sum(len(one.plain.token_ids) for one in decoded if one.plain is not None)
+    return tokens / sum(one.plain_seconds for one in decoded)
 
 
 def equality_figures(decoded: Sequence[Decoded], found: Sequence[Difference]) -> dict[str, Any]:

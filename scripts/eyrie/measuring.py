@@ -71,7 +71,7 @@ def decode_prompts(
 ) -> list[Decoded]:
     """Decode every prompt with drafts of the first length, and the first `exact` prompts plainly, too.
 
-    Further lengths get the first half of each dataset's prompts, rounded up: they cost as much time again
+    Further lengths get the first third of each dataset's prompts, rounded up: they cost as much time again
     and only say how far longer drafts pay. A prompt's decodings follow each other, so that a machine that
     slows down does so for all of them.
     """
@@ -79,13 +79,13 @@ def decode_prompts(
     seen: Counter[str] = Counter()
     decoded = []
     for number, prompt in enumerate(prompts):
-        in_first_half = 2 * seen[prompt.dataset] < of_dataset[prompt.dataset]
+        in_first_third = 3 * seen[prompt.dataset] < of_dataset[prompt.dataset]
         seen[prompt.dataset] += 1
         plain, plain_seconds = None, 0.0
         if number < exact:
             plain, plain_seconds = _timed(greedy, target, prompt.prompt_ids, max_new_tokens)
         drafted, drafted_seconds = {}, {}
-        for length in lengths if in_first_half else lengths[:1]:
+        for length in lengths if in_first_third else lengths[:1]:
             drafted[length], drafted_seconds[length] = _timed(
                 speculative, target, drafter, prompt.prompt_ids, max_new_tokens, length
             )
