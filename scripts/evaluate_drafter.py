@@ -32,6 +32,7 @@ from eyrie.held_out import HeldOutPrompt, choose_prompts, read_held_out, round_r
 from eyrie.measuring import Decoded, decode_prompts, differences, measure_costs
 from eyrie.provenance import manifest_header
 from eyrie.records import read_json, write_json
+from eyrie.skinny import use_skinny_products
 from eyrie.target import Target
 
 _WARM_UP_TOKENS = 8
@@ -111,7 +112,10 @@ def _load(args: argparse.Namespace, dtype: str) -> tuple[Target, Drafter]:
     layers = read_json(args.checkpoint / "config.json").get("eagle_config") or {}
     target = Target(args.target_path, dtype, layers.get("eagle_aux_hidden_state_layer_ids"))
     embedding = target.embedding_weight()
-    return target, load_drafter(args.checkpoint, embedding, embedding.dtype)
+    drafter = load_drafter(args.checkpoint, embedding, embedding.dtype)
+    if dtype == "float32":
+        use_skinny_products(drafter, least_rows=2)
+    return target, drafter
 
 
 def _in_bfloat16(

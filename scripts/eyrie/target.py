@@ -22,11 +22,9 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging as transformers_logging
 
 from eyrie.kv_cache import roomy_cache
+from eyrie.skinny import SKINNY_ROWS, use_skinny_products
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-# Below this many rows a product with a wide weight is bound by reading the weight; see _skinny_forward.
-_SKINNY_ROWS = 16
 
 
 def default_layer_ids(layers: int) -> list[int]:
@@ -91,7 +89,7 @@ class Target:
         for layer in self.layer_ids:
             decoder.layers[layer].register_forward_pre_hook(self._capture(layer), with_kwargs=True)
         if dtype == "float32":
-            _use_skinny_products(self.model)
+            use_skinny_products(self.model)
             if self.model.config._attn_implementation == "sdpa":
                 self.model.set_attn_implementation(_SKINNY_ATTENTION)
 
@@ -167,7 +165,7 @@ def _skinny_attention(
     """
     batch, heads, queries, size = query.shape
     kv_heads = key.shape[1]
-    alone = batch == 1 and queries <= _SKINNY_ROWS and query.device.type == "cpu"
+    alone = batch == 1 and queries <= SKINNY_ROWS and query.device.type == "cpu"
     if not alone or attention_mask is None or scaling is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     rows = query.reshape(batch, kv_heads, -1, size) * scaling
@@ -180,25 +178,3 @@ def _skinny_attention(
 _SKINNY_ATTENTION = "eyrie_skinny"
 AttentionInterface.register(_SKINNY_ATTENTION, _skinny_attention)
 AttentionMaskInterface.register(_SKINNY_ATTENTION, sdpa_mask)
-
-
-def _use_skinny_products(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.Linear) and module.bias is None:
-            module.forward = _skinny_forward(module)  # type: ignore[method-assign]
-
-
-def _skinny_forward(linear: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A linear layer that multiplies from the weight's side when there are few rows.
-
-    On a CPU in float32, x @ W.T with 2 to 16 rows takes a kernel two to three times slower than W @ x.T,
-    which costs hardly more than one row: verifying a few drafted tokens then costs about one plain step.
-    """
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        rows = x.numel() // x.shape[-1]
-        if x.device.type != "cpu" or rows > _SKINNY_ROWS:
-            return nn.functional.linear(x, linear.weight)
-        return (linear.weight @ x.reshape(rows, -1).t()).t().reshape(*x.shape[:-1], -1)
-
-    return forward
