@@ -30,6 +30,7 @@ from eyrie.eagle3.initialise import (
     initialise_from_target,
     initialise_randomly,
 )
+from eyrie.eagle3.least_squares import initialise_by_least_squares
 from eyrie.eagle3.model import Drafter
 from eyrie.eagle3.samples import Captures, Row, load_samples, read_captures, read_rows
 from eyrie.eagle3.trainer import RunState, read_run, train
@@ -74,7 +75,7 @@ def _new_drafter(
     config = drafter_config(settings, text_config, captures.layer_ids, target["eos_ids"])
     drafter = Drafter(config, token_ids, weights.embedding())
     initialise_randomly(drafter, training.seed)
-    if training.initialise == "target_layer":
+    if training.initialise != "random":
         initialise_from_target(
             drafter, weights, text_config.num_hidden_layers, text_config.tie_word_embeddings
         )
@@ -89,19 +90,21 @@ def _train(
     head: torch.Tensor,
     settings: TrainingSettings,
     folder: Path,
+    begins: bool,
     log: logging.Logger,
 ) -> RunState:
+    """Train on from what the folder holds; a run that begins may fit its first weights to the samples."""
     samples = load_samples(rows, states, captures, head, settings.mask_shift, log)
-    pairs = list(zip(rows, samples, strict=True))
-    return train(
-        drafter,
-        head[drafter.draft_token_ids()].float(),
-        [sample for row, sample in pairs if row.split == "train"],
-        [sample for row, sample in pairs if row.split == "validation"],
-        settings,
-        folder,
-        log,
-    )
+    shares = {
+        share: [sample for row, sample in zip(rows, samples, strict=True) if row.split == share]
+        for share in ("train", "validation")
+    }
+    head_rows = head[drafter.draft_token_ids()].float()
+    if begins and settings.initialise == "least_squares":
+        start = time.monotonic()
+        initialise_by_least_squares(drafter, shares["train"], head_rows, settings.seed)
+        log.info("fitted the first weights by least squares in %.0f s", time.monotonic() - start)
+    return train(drafter, head_rows, shares["train"], shares["validation"], settings, folder, log)
 
 
 def main() -> None:
@@ -134,7 +137,7 @@ def main() -> None:
         log.info("found the finished training %s in the store; nothing to train", key)
     else:
         head = weights.head(text_config.tie_word_embeddings)
-        run = _train(drafter, rows, states, captures, head, training, folder, log)
+        run = _train(drafter, rows, states, captures, head, training, folder, run.step == 0, log)
 
     parents = [*arguments.tokenized, *arguments.manifests, arguments.vocabulary, arguments.target]
     manifest = {

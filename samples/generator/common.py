@@ -66,6 +66,11 @@ def load_phrases(name: str) -> dict[str, list[str]]:
     return sections
 
 
+# How many prompts of a file share a phrase. In a real dataset of a hundred thousand rows every question has
+# many relatives; in one of a hundred rows it has them only if there are few kinds of question.
+RELATIVES = 4
+
+
 class Filler:
     """Fills the slots of a phrase.
 
@@ -183,25 +188,37 @@ def make_id(rng: random.Random, length: int = 12) -> str:
     return "".join(rng.choice("0123456789abcdef") for _ in range(length))
 
 
-def unique_fills(fill: Filler, phrases: Sequence[str], count: int, seen: set[str]) -> list[str]:
-    """Fill `count` phrases so that each result is new; `seen` is extended.
+def unique_fills(
+    fill: Filler, phrases: Sequence[str], count: int, seen: set[str], relatives: int = RELATIVES
+) -> list[str]:
+    """Fill phrases in random order until there are `count` results, each of them new; `seen` is extended.
 
-    Every phrase is used once before any is used again, and one without slots never is.
+    Up to `relatives` results share a phrase, as questions of one kind do in a large dataset; the seed draws
+    which phrases these are. Once all phrases are used, their turn comes again. Raises ValueError where they
+    do not give so many different results.
     """
     results: list[str] = []
-    again = [phrase for phrase in phrases if _SLOT.search(phrase)]
-    order = cycle(fill.rng, phrases, min(count, len(phrases)))
-    order += cycle(fill.rng, again, count - len(order))
-    for phrase in order:
-        for _ in range(50):
-            text = fill(phrase)
-            if normalised(text) not in seen:
-                break
-        else:
-            raise ValueError(f"cannot make another prompt of: {phrase!r}")
-        seen.add(normalised(text))
-        results.append(text)
+    while len(results) < count:
+        before = len(results)
+        for phrase in fill.rng.sample(phrases, len(phrases)):
+            for _ in range(min(relatives, count - len(results))):
+                text = _new_fill(fill, phrase, seen)
+                if text is None:
+                    break
+                seen.add(normalised(text))
+                results.append(text)
+        if len(results) == before:
+            raise ValueError(f"the phrases give {before} different results, {count} are needed: {phrases}")
     return results
+
+
+def _new_fill(fill: Filler, phrase: str, seen: set[str]) -> str | None:
+    """The phrase filled in a way that was not seen; None where some tries found no such way."""
+    for _ in range(50 if _SLOT.search(phrase) else 1):
+        text = fill(phrase)
+        if normalised(text) not in seen:
+            return text
+    return None
 
 
 def compose(

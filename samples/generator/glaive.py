@@ -66,7 +66,7 @@ def build(rng: random.Random) -> Sample:
     for number, name in enumerate(names):
         description, parameters, response, answer = headers[name]
         for phrase in sections[name][1:]:
-            prompt = unique_fills(fill, [phrase], 1, seen)[0]
+            prompt = unique_fills(fill, [phrase], 1, seen, 1)[0]
             chosen = dict(fill.last)
             prompt = compose(fill, before, prompt, after, share=0.8)
             prompts.append(prompt)
@@ -96,7 +96,7 @@ def build(rng: random.Random) -> Sample:
             tally.usable += 1
 
     for phrase in cycle(rng, plain, len(plain)):
-        prompt = compose(fill, before, unique_fills(fill, [phrase], 1, seen)[0], after, share=0.8)
+        prompt = compose(fill, before, unique_fills(fill, [phrase], 1, seen, 1)[0], after, share=0.8)
         prompts.append(prompt)
         reply = "I cannot reach other services from here, but I am happy to help in words."
         rows.append({"system": WITHOUT_TOOLS, "chat": f"USER: {prompt}{GAP}ASSISTANT: {reply}{END}\n"})

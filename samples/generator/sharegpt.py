@@ -58,7 +58,7 @@ def build(rng: random.Random) -> Sample:
         ("code_label_in_human_turn", CODE_LABEL_PROMPTS),
         ("control_tokens_in_human_turn", CONTROL_PROMPTS),
     ):
-        prompts += [(trap, text) for text in unique_fills(fill, planted, len(planted), seen)]
+        prompts += [(trap, text) for text in unique_fills(fill, planted, len(planted), seen, 1)]
     distinct(text for _, text in prompts)
     rng.shuffle(prompts)
 

@@ -189,8 +189,10 @@ class TrainingSettings(Settings):
     """Weight of unrolled step i is step_decay ** i."""
     mask_shift: Literal["aligned", "legacy"] = "aligned"
     """aligned: the loss mask is about the token that is predicted; legacy: as published, one position off."""
-    initialise: Literal["target_layer", "random"] = "target_layer"
-    """target_layer: start from the target's last layer and head; random: from scratch, as published."""
+    initialise: Literal["target_layer", "least_squares", "random"] = "target_layer"
+    """target_layer: start from the target's last layer and head; least_squares: from there, with what least
+    squares fit to the training states, which saves a pass or two over a small dataset; random: from scratch,
+    as published."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers of the matrix products; the weights themselves are float32."""
     threads: Positive = 2
