@@ -33,8 +33,9 @@ _RIDGE, _RIDGE_OF_FEATURES, _RIDGE_OF_MLP = 1e-3, 1e-4, 1e-2
 # Typical size of fc's weights; it sets the scale of the residual stream, and so how far a step of training
 # moves it.
 _FEATURE_WEIGHT = 0.02
-# A head that looks at its own position gives it about this share of its attention.
-_SELF_ATTENTION = 0.9
+# A head that looks at its own position scores it so high, and over some hundred positions gives it about this
+# share of its attention.
+_SELF_SCORE, _SELF_ATTENTION = 8.0, 0.9
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,9 @@ def _look_at_itself(
     attention.o_proj.weight.copy_(small * torch.randn(attention.o_proj.weight.shape, generator=generator))
     for group in range(attention.kv_heads):
         keys = attention.k_proj.weight[group * size : (group + 1) * size]
-        keys[:, :width] += torch.randn(size, width, generator=generator) / width**0.5
+        # Rows of length one make the score the root of the head's size.
+        rows_of_length_one = torch.randn(size, width, generator=generator) / width**0.5
+        keys[:, :width] += rows_of_length_one * (_SELF_SCORE / size**0.5) ** 0.5
         for head in range(group * groups, group * groups + heads):
             rows = slice(head * size, (head + 1) * size)
             attention.q_proj.weight[rows] = keys
