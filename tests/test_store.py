@@ -14,7 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyrie.store import Journal, States, StateStore, StoreError, answers_folder, read_journals
+from eyrie.journals import Journal, StoreError, answers_folder, read_journals
+from eyrie.store import States, StateStore
 
 RECIPE = {"target_revision": "r", "layer_ids": [1, 2, 3], "dtype": "bfloat16"}
 
@@ -74,7 +75,7 @@ WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from eyrie.store import Journal
+from eyrie.journals import Journal
 with Journal(Path(sys.argv[1])) as journal:
     for number in range(10**9):
         journal.append([{"key": f"k{number}", "text": "x" * 5000}])
