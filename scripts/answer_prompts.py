@@ -42,7 +42,7 @@ from eyrie.progress import AnsweringProgress
 from eyrie.provenance import manifest_header
 from eyrie.records import Ledger, content_key, write_json, write_jsonl
 from eyrie.states import states_recipe
-from eyrie.stopping import Stopped, StopRequest
+from eyrie.stopping import Stopped, StopRequest, end_with_snakemake
 from eyrie.tokenized import TokenCounts, read_chats, read_target, sample_row
 
 if TYPE_CHECKING:
@@ -248,6 +248,7 @@ class Rows:
 def main() -> None:
     """The command."""
     arguments = _arguments()
+    end_with_snakemake()
     log = start_log("answer_prompts", arguments.log)
     start = time.monotonic()
     recipe = parse_settings(AnsweringRecipe, arguments.recipe)
@@ -266,7 +267,10 @@ def main() -> None:
     }
     answers = Answers(arguments.dataset, answers_folder(arguments.store, asked))
     kept_states = parse_settings(HiddenStatesSettings, arguments.states)
-    served = Served(target, arguments.target_path, recipe.dtype, kept_states)
+    beside = arguments.log or arguments.out
+    served = Served(
+        target, arguments.target_path, recipe.dtype, kept_states, beside.with_suffix(".server.log")
+    )
     failed = make_missing(answers, by_key, recipe, served, arguments, log)
 
     rows = Rows(arguments.dataset, recipe, ledger)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 import signal
 import threading
 import time
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
 from eyrie.errors import BuildError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_PR_SET_PDEATHSIG = 1
 
 
 class Stopped(BuildError):
@@ -76,3 +80,21 @@ class StopRequest:
             "%s: no new work is begun; what is running has %.0f s, a second signal ends it at once",
             *(name, self.grace),
         )
+
+
+def end_with_snakemake() -> None:
+    """Where Snakemake started this process, have the kernel send SIGTERM here once Snakemake is gone.
+
+    A killed Snakemake would else leave its jobs running, and the next build would find their journals locked.
+    A command that was started by hand goes on without the shell that started it.
+    """
+    parent = os.getppid()
+    try:
+        started_by = Path(f"/proc/{parent}/cmdline").read_bytes()
+    except OSError:  # no such file system, or no such process any more
+        return
+    if b"snakemake" not in started_by:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        raise SystemExit(128 + signal.SIGTERM)
