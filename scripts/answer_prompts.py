@@ -35,12 +35,13 @@ from eyrie.config import (
 from eyrie.console import run_command, start_log
 from eyrie.degenerate import is_degenerate
 from eyrie.engines import Answered, Engine, Follow, Prompt, Result
-from eyrie.engines.opening import Served, open_engine
+from eyrie.engines.canary import CANARY_MESSAGES
+from eyrie.engines.opening import Wanted, open_engine
 from eyrie.gates import check_answers, check_samples
 from eyrie.journals import FoundRows, Journal, answers_folder, find_rows
 from eyrie.progress import AnsweringProgress
 from eyrie.provenance import manifest_header
-from eyrie.records import Ledger, content_key, write_json, write_jsonl
+from eyrie.records import Ledger, content_key, read_json, write_json, write_jsonl
 from eyrie.states import states_recipe
 from eyrie.stopping import Stopped, StopRequest, end_with_snakemake
 from eyrie.tokenized import TokenCounts, read_chats, read_target, sample_row
@@ -112,6 +113,19 @@ class Answers:
         """The dataset's journal, to be opened for writing."""
         return Journal(self._folder / f"{self._dataset}.jsonl")
 
+    def canaries(self) -> Path:
+        """The folder of the servers' canaries."""
+        return self._folder / "canaries"
+
+    def note_engine(self, description: Mapping[str, Any]) -> None:
+        """Keep beside the answers what gave them; a rerun that asks nothing tells it all the same."""
+        name = f"{self._dataset}-{content_key(description)}.json"
+        write_json(self._folder / "engines" / name, description)
+
+    def engines(self) -> list[dict[str, Any]]:
+        """What gave the dataset's answers, of all runs."""
+        return [read_json(path) for path in sorted(self._folder.glob(f"engines/{self._dataset}-*.json"))]
+
 
 class Answering:
     """One run that makes the missing answers: the engine, where its results go, and who is told of them."""
@@ -163,8 +177,7 @@ class Answering:
 def make_missing(
     answers: Answers,
     prompts: Mapping[str, Sequence[int]],
-    recipe: AnsweringRecipe,
-    served: Served,
+    wanted: Wanted,
     arguments: argparse.Namespace,
     log: logging.Logger,
 ) -> dict[str, str]:
@@ -179,14 +192,15 @@ def make_missing(
         if settings.kind == "in_process":
             from eyrie.store import StateStore  # noqa: PLC0415 - loads torch, which servers don't need
 
-            store = StateStore(arguments.store, states_recipe(served.target, served.states, served.dtype))
+            store = StateStore(arguments.store, states_recipe(wanted.target, wanted.states, wanted.dtype))
             states = stack.enter_context(store.writer(arguments.dataset))
         # Looked up again now that nobody else can add to them.
         missing = answers.missing(prompts)
-        engine = stack.enter_context(open_engine(settings, served, stop))
+        engine = stack.enter_context(open_engine(settings, wanted, stop))
+        answers.note_engine(engine.described())
         progress = AnsweringProgress(arguments.dataset, len(missing), log, _progress_path(arguments.log))
         answering = Answering(engine, journal, states, progress)
-        answering.run(missing, recipe.sampling)
+        answering.run(missing, wanted.sampling)
         return answering.failed
 
 
@@ -266,12 +280,18 @@ def main() -> None:
         "sampling": recipe.sampling.model_dump(mode="json", exclude=_NOT_IN_THE_KEY),
     }
     answers = Answers(arguments.dataset, answers_folder(arguments.store, asked))
-    kept_states = parse_settings(HiddenStatesSettings, arguments.states)
-    beside = arguments.log or arguments.out
-    served = Served(
-        target, arguments.target_path, recipe.dtype, kept_states, beside.with_suffix(".server.log")
+    wanted = Wanted(
+        target=target,
+        path=arguments.target_path,
+        dtype=recipe.dtype,
+        states=parse_settings(HiddenStatesSettings, arguments.states),
+        sampling=recipe.sampling,
+        context=max((len(prompt.ids) for prompt in prompts), default=0) + recipe.sampling.max_new_tokens,
+        canary_prompt=chat.prompt_ids(CANARY_MESSAGES),
+        canaries=answers.canaries(),
+        server_log=(arguments.log or arguments.out).with_suffix(".server.log"),
     )
-    failed = make_missing(answers, by_key, recipe, served, arguments, log)
+    failed = make_missing(answers, by_key, wanted, arguments, log)
 
     rows = Rows(arguments.dataset, recipe, ledger)
     with answers.find(list(by_key)) as found:
@@ -286,6 +306,7 @@ def main() -> None:
                 ["torch", "transformers"],
             ),
             "dataset": arguments.dataset,
+            "engines": answers.engines(),
             **ledger.as_dict(),
             "warnings": rows.warnings,
             **rows.counts.as_dict(),

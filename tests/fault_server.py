@@ -72,6 +72,8 @@ class Serving:
     """A prompt that holds one of these ids is refused with status 400."""
     speculative_algorithm: str | None = None
     hidden_width: int = 192
+    salt: str = ""
+    """Another one is another model: other answers to the same prompts."""
     record: str = ""
     """A file to which the digest of each prompt is added when it is asked and when it was answered."""
 
@@ -80,7 +82,7 @@ def generated(
     ids: Sequence[int], seed: int | None, max_new_tokens: int, serving: Serving = Serving()
 ) -> tuple[list[int], str]:
     """The answer to a prompt and its finish reason: what a model would be here."""
-    draw = random.Random(f"{list(ids)} {seed}")
+    draw = random.Random(f"{list(ids)} {seed} {serving.salt}")
     length = min(1 + int(draw.lognormvariate(2.0, 1.0)), max_new_tokens)
     words = [one for one in range(3, min(serving.vocab_size, 500)) if one not in serving.eos_ids]
     answer = [draw.choice(words) for _ in range(length)]
@@ -211,6 +213,15 @@ def _reset(connection: socket.socket) -> None:
         os.close(connection.detach())
 
 
+def _is_proof(request: Mapping[str, Any]) -> bool:
+    """Whether the client only wants to know who is there; the faults are for the work."""
+    sampling = request.get("sampling_params", request)
+    one_token = 1 in (sampling.get("max_tokens"), sampling.get("max_new_tokens"))
+    return one_token or any(
+        name in request for name in ("logprobs", "return_logprob", "return_hidden_states")
+    )
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Http
@@ -242,6 +253,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, {"object": "list", "data": [{"object": "model", **card}]})
         elif path in ("/model_info", "/get_model_info") and owner.shape == "sglang":
             self._send(200, {"model_path": serving.model_path, "weight_version": "default"})
+        elif path == "/server_info" and owner.shape == "vllm":
+            method = (serving.speculative_algorithm or "").lower()
+            speculation = {"method": method} if method else None
+            self._send(200, {"vllm_config": {"speculative_config": speculation}})
         elif path in ("/server_info", "/get_server_info"):
             self._send(
                 200,
@@ -278,6 +293,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if set(ids) & set(serving.poison):
             self._send(400, {"error": "this prompt is refused"})
+            return
+        if _is_proof(request):
+            self._send(200, self._reply(request, ids, None))
             return
         fault = owner.fault_for(ids, owner.note("asked", ids))
         if serving.delay:

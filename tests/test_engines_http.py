@@ -27,7 +27,7 @@ DRAWN = SamplingSettings(max_new_tokens=12, temperature=0.8, max_in_flight=24)
 SHAPES: tuple[Shape, ...] = ("vllm", "sglang")
 # Every seed is a run over 300 prompts; all of them by EYRIE_FAULT_SEEDS=50.
 SEEDS = int(os.environ.get("EYRIE_FAULT_SEEDS", "4"))
-FAST = {"backoff": 0.01, "request_timeout": 1.0, "retries": 12, "ready_timeout": 20.0, "stop_grace": 5.0}
+FAST = {"backoff": 0.01, "request_timeout": 60.0, "retries": 12, "ready_timeout": 20.0, "stop_grace": 5.0}
 
 
 def prompts(count: int, seed: int = 0) -> list[Prompt]:
@@ -97,7 +97,7 @@ def test_whatever_fails_every_prompt_is_answered_once_and_right(seed: int) -> No
         servers = [one, other][: 1 + (seed // 2) % 2]
         killer = threading.Timer(draw.uniform(0.05, 0.3), die_for_a_while, args=(servers[0], 0.2))
         killer.start()
-        running = engine(servers)
+        running = engine(servers, request_timeout=1.0)
         found = results(running, asked)
         killer.join()
         check_right(found, asked)
@@ -133,12 +133,14 @@ KINDS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_has_its_kind_and_is_asked_again(shape: Shape, fault: str) -> None:
     asked = prompts(4)
+    kind = "wrong_prompt" if (shape, fault) == ("sglang", "wrong_model") else KINDS[fault]
     with FaultServer(shape, faults={fault: 1.0}, last_faulty_attempt=1, hang_seconds=3.0) as server:
-        running = engine([server], request_timeout=0.3)
+        running = engine([server], request_timeout=0.3 if kind == "timeout" else 60.0)
         check_right(results(running, asked), asked)
-        kind = "wrong_prompt" if (shape, fault) == ("sglang", "wrong_model") else KINDS[fault]
-        assert running.errors() == {kind: 4}
-        assert set(server.asked.values()) == {2}
+        assert set(running.errors()) == {kind}
+        # A machine that stands still for a moment makes one more timeout, of a right answer.
+        assert server.asked.total() == 4 + running.errors()[kind]
+        assert running.errors()[kind] == 4 or kind == "timeout"
 
 
 def test_what_stays_wrong_fails_under_its_kind() -> None:

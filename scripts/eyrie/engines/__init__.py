@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from eyrie.errors import BuildError
 from eyrie.records import content_key
@@ -65,6 +65,10 @@ class Engine(Protocol):
         A group may be empty: it tells that time has passed. The prompts are taken as they are needed. Raises
         EngineError where no prompt can be answered any more, Stopped after a signal.
         """
+        ...
+
+    def described(self) -> dict[str, Any]:
+        """What a manifest tells of the engine: kind, version, model, what started it, the canary."""
         ...
 
     def errors(self) -> dict[str, int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import requests
 
+from eyrie.engines.replies import Failure
 from eyrie.errors import BuildError
 
 _LOG = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class Endpoints:
         urls: Sequence[str],
         places: int,
         health_path: str,
-        verify: Callable[[str], None] | None = None,
+        verify: Callable[[str], object] | None = None,
     ) -> None:
         self.fault: BuildError | None = None
         self._places = places
@@ -96,8 +97,10 @@ class Endpoints:
     def _await_health(self, endpoint: Endpoint) -> None:
         wait, was_away = _FIRST_WAIT, False
         while not self._closed.is_set():
-            if self._is_well(endpoint):
+            if self._is_well(endpoint) and (not was_away or self._is_proved(endpoint)):
                 self._rejoin(endpoint, was_away)
+                return
+            if self.fault is not None:
                 return
             if not was_away:
                 _LOG.warning("%s does not answer; its work goes to the others until it is back", endpoint.url)
@@ -114,13 +117,18 @@ class Endpoints:
         except requests.RequestException:
             return False
 
-    def _rejoin(self, endpoint: Endpoint, was_away: bool) -> None:
-        if was_away and self._verify is not None:
-            try:
+    def _is_proved(self, endpoint: Endpoint) -> bool:
+        """Whether a server that is back is the right one; a wrong one is a fault, a silent one still away."""
+        try:
+            if self._verify is not None:
                 self._verify(endpoint.url)
-            except BuildError as error:
+        except BuildError as error:
+            if not isinstance(error.__cause__, (requests.RequestException, Failure)):
                 self.fault = error
-                return
+            return False
+        return True
+
+    def _rejoin(self, endpoint: Endpoint, was_away: bool) -> None:
         if was_away:
             _LOG.info("%s answers again", endpoint.url)
         with self._changed:

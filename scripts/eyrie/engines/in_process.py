@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -62,6 +62,10 @@ class InProcessEngine:
         self._stop = stop or StopRequest(settings.stop_grace)
         self._eos = frozenset(target.eos_ids())
         self._running = 0
+
+    def described(self) -> dict[str, Any]:
+        """What a manifest tells of this engine."""
+        return {"engine": "in_process", "dtype": str(self.target.model.dtype).removeprefix("torch.")}
 
     def errors(self) -> dict[str, int]:
         """None: a fault here ends the job."""

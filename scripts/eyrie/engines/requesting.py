@@ -15,8 +15,9 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from eyrie.config import EngineSettings, SamplingSettings
 from eyrie.engines import Answered, EngineError, Failed, Follow, Prompt, Result
@@ -42,7 +43,7 @@ class RequestingEngine:
     """Answers prompts by servers of one kind, all of which serve the same target.
 
     verify: proves that a server which was away is still the right one. watch: looks after a server that this
-    process started. Both raise BuildError.
+    process started. Both raise BuildError. description: what a manifest tells of the servers.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class RequestingEngine:
         dialect: Dialect,
         settings: EngineSettings,
         stop: StopRequest,
-        verify: Callable[[str], None] | None = None,
+        verify: Callable[[str], object] | None = None,
         watch: Callable[[], None] | None = None,
+        description: Mapping[str, Any] | None = None,
     ) -> None:
         self.urls = list(urls)
         self.dialect = dialect
@@ -60,8 +62,13 @@ class RequestingEngine:
         self.stop = stop
         self.verify = verify
         self.watch = watch
+        self._description = dict(description or {"engine": settings.kind})
         self.failures: Counter[str] = Counter()
         self._run: _Run | None = None
+
+    def described(self) -> dict[str, Any]:
+        """What a manifest tells of the servers."""
+        return self._description
 
     def errors(self) -> dict[str, int]:
         """How many attempts failed so far, by kind."""
