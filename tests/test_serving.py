@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from eyrie.serving import (
     free_port,
     server_urls,
 )
+from workspace import TINY, Workspace
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -378,6 +380,7 @@ datasets:
     kind: prompts
 """
 
+
 # What runs beside the server: it tells the address it was given, and where it is asked to, waits to be ended.
 BESIDE = """
 import os, pathlib, signal, sys, time, urllib.request
@@ -452,3 +455,24 @@ def test_with_server_refuses_a_configuration_without_a_server(tmp_path: Path) ->
     result = subprocess.run([*script, "--", "true"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 1
     assert "engine: saw kind in_process and command None" in result.stderr
+
+
+@pytest.mark.build
+def test_servers_of_jobs_run_one_at_a_time_and_short_answers_come_first(tmp_path: Path) -> None:
+    workspace = Workspace.clone(tmp_path)
+    workspace.edit(TINY, "engine:\n", "engine:\n  kind: vllm\n  command: serve --port {port}\n")
+    jobs = planned(workspace)
+    assert set(jobs) == {"openthoughts", "sharegpt", "swe_agent"}
+    assert all("gpu=1, server=1" in job for job in jobs.values())
+    priorities = {name: int(re.findall(r"priority: (\d+)", job)[0]) for name, job in jobs.items()}
+    assert priorities == {"openthoughts": 2, "sharegpt": 2, "swe_agent": 1}
+    # Those that join a running server share it.
+    workspace.edit(TINY, "  command: serve --port {port}\n", "  urls: [http://127.0.0.1:9]\n")
+    assert all("gpu=0, server=1" in job for job in planned(workspace).values())
+
+
+def planned(workspace: Workspace) -> dict[str, str]:
+    """The answering jobs of a dry run, by dataset."""
+    said = workspace.build("responses", "--dry-run")
+    blocks = [one for one in re.split(r"\n(?=rule )", said) if one.startswith("rule answer_prompts:")]
+    return {re.findall(r"dataset=(\w+)", block)[0]: block for block in blocks}
