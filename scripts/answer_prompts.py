@@ -154,7 +154,7 @@ class Answering:
                 self._keep(group)
                 self._progress.update(group, self._engine)
             state = "done"
-        except Stopped:
+        except (Stopped, KeyboardInterrupt):
             state = "stopped"
             raise
         finally:

@@ -93,8 +93,8 @@ def generated(
 
 
 def digest(ids: Sequence[int]) -> str:
-    """A prompt's name in the record."""
-    return hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()[:16]
+    """A prompt's name in the record: the key under which the store has its answer."""
+    return hashlib.sha256(json.dumps([list(ids)], separators=(",", ":")).encode()).hexdigest()[:32]
 
 
 class FaultServer:
@@ -111,6 +111,9 @@ class FaultServer:
         self.running = 0
         self.most_running = 0
         self.closing = threading.Event()
+        self.go = threading.Event()
+        """While it is not set, requests wait."""
+        self.go.set()
         self.lock = threading.Lock()
         self.port = port
         self._http: _Http | None = None
@@ -298,6 +301,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, self._reply(request, ids, None))
             return
         fault = owner.fault_for(ids, owner.note("asked", ids))
+        while not owner.go.wait(0.02) and not owner.closing.is_set():
+            pass
         if serving.delay:
             share = random.Random(f"delay {digest(ids)}").uniform(0.0, 2.0)
             owner.closing.wait(serving.delay * share)

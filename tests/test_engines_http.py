@@ -185,18 +185,21 @@ def test_without_any_server_the_work_stops_after_a_while() -> None:
 
 
 def test_servers_side_by_side_are_kept_full_and_a_dead_ones_work_goes_to_the_other() -> None:
-    asked = prompts(400)
-    with FaultServer("vllm", delay=0.1) as one, FaultServer("vllm", delay=0.1) as other:
-        groups = engine([one, other]).answer(asked, SAMPLING)
-        found = next(groups)
-        one.die()
-        time.sleep(0.1)  # what it had accepted is still counted
-        gone = sum(one.asked.values())
-        found += [result for group in groups for result in group]
+    asked, found = prompts(200), []
+    with FaultServer("vllm") as one, FaultServer("vllm") as other:
+        for server in (one, other):
+            server.go.clear()
+        running = engine([one, other])
+        for group in running.answer(asked, SAMPLING):
+            found += group
+            if one.running == other.running == SAMPLING.max_in_flight:
+                assert running.running() == 2 * SAMPLING.max_in_flight
+                one.die()
+                other.go.set()
         check_right(found, asked)
-        assert one.most_running > SAMPLING.max_in_flight // 2
-        assert SAMPLING.max_in_flight // 2 < other.most_running <= SAMPLING.max_in_flight
-        assert sum(one.asked.values()) == gone
+        assert one.most_running == other.most_running == SAMPLING.max_in_flight
+        assert sum(one.asked.values()) == SAMPLING.max_in_flight
+        assert sum(other.asked.values()) == 200
 
 
 def test_a_server_that_came_back_must_prove_itself() -> None:

@@ -16,6 +16,7 @@ from eyrie.errors import BuildError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
+_ONE_WISH = 1.0
 
 
 class Stopped(BuildError):
@@ -72,8 +73,11 @@ class StopRequest:
         self._former.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
+        if self._since is not None:
+            # One wish may come as several signals: of the terminal, handed on, and for each dying thread.
+            if time.monotonic() - self._since >= _ONE_WISH:
+                raise KeyboardInterrupt
+            return
         name = signal.Signals(number).name
         self.request(name)
         logging.getLogger(__name__).info(

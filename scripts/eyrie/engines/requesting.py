@@ -131,7 +131,8 @@ class _Run:
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[tuple[_Task, _Outcome]] = queue.SimpleQueue()
         self._given = 0
-        """Tasks that were put in the queue and did not come back yet."""
+        """Tasks that were put in the queue and have no result yet that the caller has taken: so many prompts
+        at most are asked again when the process is killed."""
         self._threads: list[threading.Thread] = []
         self._places = sampling.max_in_flight * len(engine.urls)
         self._failed_in_a_row = 0
@@ -146,7 +147,10 @@ class _Run:
                 return
             if self._stopping and (not self._given or self.engine.stop.expired):
                 raise self.engine.stop.stopped()
-            yield self._gather()
+            group = self._gather()
+            yield group
+            # Only now are they safe with the caller; until here they counted as being asked.
+            self._given -= len(group)
             self._look_at_the_servers()
 
     def close(self) -> None:
@@ -194,8 +198,9 @@ class _Run:
                 if self.engine.stop.requested and not group:
                     break
                 continue
-            self._given -= 1
             result = self._result(task, outcome)
+            if result is None:
+                self._given -= 1
             self._feed()
             if result is not None:
                 if not group:
