@@ -94,7 +94,8 @@ def prove(
         "context_length": context,
         "speculation": speculation,
         "hidden_width": width,
-        "command": facts.info.get("launch_command") or expected.command,
+        # The template comes first: what it was filled with, a port, differs from one start to the next.
+        "command": expected.command or facts.info.get("launch_command"),
         "canary": canary.token_ids,
     }
 
