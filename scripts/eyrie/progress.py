@@ -46,7 +46,8 @@ class AnsweringProgress:
         self.answered = self.failed = self.tokens = 0
         self._longest = 0
         self._marks: deque[tuple[float, int, int]] = deque([(self._start, 0, 0)])
-        self._all_begun: float | None = None
+        self._end: float | None = None
+        """When the last one to begin should have ended; known once all have begun."""
         self._bar = tqdm(total=total, unit="answers", leave=False) if sys.stderr.isatty() else None
 
     def update(self, group: Sequence[Result], engine: Engine) -> None:
@@ -95,16 +96,20 @@ class AnsweringProgress:
         It takes the time until the rest has begun, and then that of one long answer at the speed that an
         answer has now; or the rest at the present rate, if that is more.
         """
-        answers, tokens = self.rates()
+        answers, _ = self.rates()
         left = self._total - self.answered - self.failed
         if not left or not answers:
             return 0.0
-        longest = self._longest * running / tokens if tokens else 0.0
-        if self._all_begun is not None:
-            tail = longest - (self._clock() - self._all_begun)
+        if self._end is not None:
+            tail = self._end - self._clock()
         else:
-            tail = (left - running) / answers + longest
+            tail = (left - running) / answers + self._longest_seconds(running)
         return max(left / answers, tail)
+
+    def _longest_seconds(self, running: int) -> float:
+        """How long one as long as the longest so far takes, at the speed that each running answer has now."""
+        tokens = self.rates()[1]
+        return self._longest * running / tokens if tokens else 0.0
 
     def close(self, engine: Engine, state: str) -> None:
         """End the bar and write the file once more; state: done, stopped or failed."""
@@ -124,8 +129,8 @@ class AnsweringProgress:
             self._marks.append((now, self.answered, self.tokens))
         while len(self._marks) > 2 and now - self._marks[0][0] > _WINDOW:
             self._marks.popleft()
-        if self._all_begun is None and self._total - self.answered - self.failed <= running:
-            self._all_begun = now
+        if self._end is None and self._total - self.answered - self.failed <= running:
+            self._end = now + self._longest_seconds(running)
 
     def _tell(self, engine: Engine) -> None:
         now = self._clock()

@@ -94,10 +94,10 @@ def end_with_snakemake() -> None:
     """
     parent = os.getppid()
     try:
-        started_by = Path(f"/proc/{parent}/cmdline").read_bytes()
+        words = Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0")
     except OSError:  # no such file system, or no such process any more
         return
-    if b"snakemake" not in started_by:
+    if b"snakemake" not in [os.path.basename(word) for word in words[:3]]:
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
