@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 TARGET := models/smollm2-135m-instruct
 TINY := models/tiny
+# vLLM pins other versions of what .venv holds.
+VLLM := .venv-vllm
 # More for Snakemake: make ARGS="--cores 1 openthoughts"
 ARGS ?= --cores all
 # pip's own checks for a newer pip say nothing about this build.
@@ -18,7 +20,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
-.PHONY: build test test-fast lint catalogue real plan unlock schema clean help
+.PHONY: build test test-fast lint catalogue real vllm vllm-env plan unlock schema clean help
 
 build: $(BIN)/.ready $(TARGET)/SOURCE.json ## Build everything of config.yaml: drafter, evaluation, report
 	@python scripts/unlock.py
@@ -47,6 +49,17 @@ real: $(BIN)/.ready-dev $(TARGET)/SOURCE.json ## Build a drafter from the public
 	@python scripts/unlock.py
 	snakemake --cores all --configfile configs/real.yaml
 
+VLLM_CONFIG := config.yaml configs/vllm.yaml
+TOKENIZED := smollm2-135m-instruct/tokenized
+vllm: $(BIN)/.ready $(VLLM)/.ready $(TARGET)/SOURCE.json ## Answer the default build's prompts by a real vLLM, and compare with those in process
+	@python scripts/unlock.py
+	snakemake $(ARGS) responses
+	python scripts/with_server.py --config $(VLLM_CONFIG) -- snakemake $(ARGS) responses --configfile $(VLLM_CONFIG)
+	python scripts/compare_answers.py --ours work/$(TOKENIZED) --theirs work-vllm/$(TOKENIZED) \
+		--target-path $(TARGET) --out work-vllm/comparison.json
+
+vllm-env: $(VLLM)/.ready ## Set up the environment of the real vLLM: a download of about a gigabyte, 2.5 GB in all
+
 unlock: $(BIN)/.ready ## Clear the lock that a killed build left, if nothing holds it
 	@python scripts/unlock.py
 
@@ -70,6 +83,12 @@ $(BIN)/.ready: envs/cpu.txt | $(BIN)/python
 
 $(BIN)/.ready-dev: envs/dev.txt $(BIN)/.ready
 	$(PIP) -r envs/dev.txt
+	@touch $@
+
+# Pinned as a whole, so that nothing is resolved: see envs/vllm.txt.
+$(VLLM)/.ready: envs/vllm.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r envs/vllm.txt
 	@touch $@
 
 $(TARGET)/SOURCE.json: | $(BIN)/.ready

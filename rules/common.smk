@@ -26,6 +26,7 @@ from eyrie.recipes import (
     source_settings,
     tokenizing_recipe,
 )
+from eyrie.serving import server_urls
 
 # Jobs run the interpreter that runs Snakemake, whether or not its environment was activated.
 os.environ["PATH"] = os.pathsep.join(
@@ -69,12 +70,30 @@ REPORT = f"{BUILD}/report.html"
 
 TARGET_PATH = str(CONFIG.target.path)
 ENGINE = canonical_json(CONFIG.engine.model_dump(mode="json"))
+# A job that starts a server takes all of the host's GPUs: one at a time. Of jobs that ask a running server,
+# as many as the profile allows: the last answers of one dataset and the first of the next share it.
+STARTS_SERVER = CONFIG.engine.kind != "in_process" and not (
+    server_urls() or CONFIG.engine.urls
+)
+ASKS_SERVER = CONFIG.engine.kind != "in_process"
 # Which states the answering pass leaves in the store on its way; its own result does not depend on them.
 STATES = canonical_json(CONFIG.hidden_states.model_dump(mode="json"))
 
 
 wildcard_constraints:
     dataset="|".join(DATASETS),
+
+
+def priority_of(wildcards):
+    """Datasets with shorter answers are answered first: most of what there is, and soon there."""
+    dataset = CONFIG.datasets[wildcards.dataset]
+    if dataset.kind == "native":
+        return 0
+    lengths = {partition.max_new_tokens for partition in CONFIG.partitions.values()}
+    return sum(
+        length >= CONFIG.partitions[dataset.partition].max_new_tokens
+        for length in lengths
+    )
 
 
 onstart:

@@ -34,6 +34,7 @@ rule fetch_raw:
         f"{LOGS}/fetch_raw/{{dataset}}.log",
     benchmark:
         f"{BENCHMARKS}/fetch_raw/{{dataset}}.tsv"
+    priority: priority_of
     params:
         settings=fetch_settings,
     shell:
@@ -56,6 +57,7 @@ rule build_prompts:
         f"{BENCHMARKS}/build_prompts/{{dataset}}.tsv"
     wildcard_constraints:
         dataset="|".join(PROMPT_DATASETS) or "(?!)",
+    priority: priority_of
     params:
         settings=prompts_params,
     shell:

@@ -41,7 +41,11 @@ rule answer_prompts:
         f"{BENCHMARKS}/answer_prompts/{{dataset}}.tsv"
     wildcard_constraints:
         dataset="|".join(PROMPT_DATASETS) or "(?!)",
+    priority: priority_of
     threads: CONFIG.engine.threads
+    resources:
+        gpu=int(STARTS_SERVER),
+        server=int(ASKS_SERVER),
     params:
         recipe=lambda wildcards: answering_recipe(CONFIG, wildcards.dataset),
     shell:

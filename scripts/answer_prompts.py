@@ -1,11 +1,12 @@
-"""Let the target answer a dataset's prompts, and keep the hidden states of the pass that did it.
+"""Let the target answer a dataset's prompts.
 
 Inputs: prompts.jsonl, target.json and the target's folder. Outputs: tokenized_data.jsonl, one row a prompt
 with the token ids of prompt and answer, and ledger.json.
 
-Finished work goes to the store batch by batch, first the states and then the answers: an answer that is
-there has its states there. Stopped at any point, the command goes on where it was; an answer in the store
-is never asked for again. The model is loaded only when an answer is missing.
+Finished answers go to the store as they come, whatever their order; the rows are in the order of the prompts.
+Stopped at any point, the command goes on where it was; an answer in the store is never asked for again. An
+engine is opened only when an answer is missing. Where the target runs in this process, the hidden states of
+the pass that answered go to the store, too, before the answers: an answer that is there has its states there.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from __future__ import annotations
 import argparse
 import logging
 import time
+from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eyrie.chat import Chat, ChatError
 from eyrie.config import (
@@ -29,15 +32,25 @@ from eyrie.config import (
     SplitSettings,
     parse_settings,
 )
-from eyrie.console import Progress, run_command, start_log
-from eyrie.engines.in_process import InProcessEngine, check_against_reference
+from eyrie.console import run_command, start_log
+from eyrie.degenerate import is_degenerate
+from eyrie.engines import Answered, Engine, Follow, Prompt, Result
+from eyrie.engines.canary import CANARY_MESSAGES
+from eyrie.engines.opening import Wanted, open_engine
 from eyrie.gates import check_answers, check_samples
+from eyrie.journals import FoundRows, Journal, answers_folder, find_rows
+from eyrie.progress import AnsweringProgress
 from eyrie.provenance import manifest_header
-from eyrie.records import Ledger, content_key, write_json, write_jsonl
+from eyrie.records import Ledger, content_key, read_json, write_json, write_jsonl
 from eyrie.states import states_recipe
-from eyrie.store import Journal, StateStore, answers_folder, read_journals
-from eyrie.target import Target
-from eyrie.tokenized import count_tokens, read_chats, read_target, sample_row
+from eyrie.stopping import Stopped, StopRequest, end_with_snakemake
+from eyrie.tokenized import TokenCounts, read_chats, read_target, sample_row
+
+if TYPE_CHECKING:
+    from eyrie.store import StateWriter
+
+# What becomes of an answer, or how many are asked at once, is no part of what it is.
+_NOT_IN_THE_KEY = {"keep_truncated", "drop_degenerate", "max_in_flight"}
 
 
 class AnsweringRecipe(Settings):
@@ -45,21 +58,23 @@ class AnsweringRecipe(Settings):
 
     version: int
     dtype: str
+    """In-process only, and no part of an answer's key: one that is in the store stays."""
     sampling: SamplingSettings
     split: SplitSettings
     gates: GateSettings
 
 
 @dataclass(frozen=True)
-class Prompt:
+class Asked:
     """A row of prompts.jsonl as token ids; the key of its answer is the hash of the ids."""
 
-    chat: Mapping[str, Any]
-    ids: list[int]
+    id: str
+    group: str
+    ids: Sequence[int]
     key: str
 
 
-def read_prompts(path: Path, chat: Chat, longest: int, ledger: Ledger, log: logging.Logger) -> list[Prompt]:
+def read_prompts(path: Path, chat: Chat, longest: int, ledger: Ledger, log: logging.Logger) -> list[Asked]:
     """The prompts of at most `longest` tokens, by id; the ledger counts the others."""
     prompts = []
     for row in read_chats(path):
@@ -73,100 +88,181 @@ def read_prompts(path: Path, chat: Chat, longest: int, ledger: Ledger, log: logg
         if len(ids) > longest:
             ledger.skip("prompt_too_long")
         else:
-            prompts.append(Prompt(row, ids, content_key(ids)))
+            # As an array: a list of Python's own numbers takes ten times the memory.
+            prompts.append(Asked(row["id"], row["group"], array("I", ids), content_key(ids)))
     return prompts
 
 
 class Answers:
     """The answers of one dataset: in the store, or made and put there."""
 
-    def __init__(self, dataset: str, folder: Path, states: StateStore) -> None:
+    def __init__(self, dataset: str, folder: Path) -> None:
         self._dataset = dataset
         self._folder = folder
-        self._states = states
 
-    def find(self, prompts: Mapping[str, list[int]]) -> dict[str, dict[str, Any]]:
-        """The answers that the store has, by key; the dataset's own come before other datasets'."""
-        own = read_journals(self._folder, prompts, f"{self._dataset}.jsonl")
-        return read_journals(self._folder, prompts.keys() - own.keys()) | own
+    def find(self, keys: Sequence[str]) -> FoundRows:
+        """The answers that the store has; the dataset's own come before other datasets'."""
+        return find_rows(self._folder, keys, first=f"{self._dataset}.jsonl")
 
-    def make_missing(
+    def missing(self, prompts: Mapping[str, Sequence[int]]) -> list[Prompt]:
+        """The prompts {key: token ids} that have no answer in the store."""
+        with self.find(list(prompts)) as found:
+            return [(key, ids) for key, ids in prompts.items() if key not in found]
+
+    def journal(self) -> Journal:
+        """The dataset's journal, to be opened for writing."""
+        return Journal(self._folder / f"{self._dataset}.jsonl")
+
+    def canaries(self) -> Path:
+        """The folder of the servers' canaries."""
+        return self._folder / "canaries"
+
+    def note_engine(self, description: Mapping[str, Any]) -> None:
+        """Keep beside the answers what gave them; a rerun that asks nothing tells it all the same."""
+        name = f"{self._dataset}-{content_key(description)}.json"
+        write_json(self._folder / "engines" / name, description)
+
+    def engines(self) -> list[dict[str, Any]]:
+        """What gave the dataset's answers, of all runs."""
+        return [read_json(path) for path in sorted(self._folder.glob(f"engines/{self._dataset}-*.json"))]
+
+
+class Answering:
+    """One run that makes the missing answers: the engine, where its results go, and who is told of them."""
+
+    def __init__(
         self,
-        prompts: Mapping[str, list[int]],
-        recipe: AnsweringRecipe,
-        kept_states: HiddenStatesSettings,
-        path: Path,
-        engine: EngineSettings,
-        log: logging.Logger,
+        engine: Engine,
+        journal: Journal,
+        states: StateWriter | None,
+        progress: AnsweringProgress,
     ) -> None:
-        """Answer the prompts {key: token ids} that have no answer in the store."""
-        if len(self.find(prompts)) == len(prompts):
-            return
-        journal = Journal(self._folder / f"{self._dataset}.jsonl")
-        with self._states.writer(self._dataset) as writer, journal:
-            found = self.find(prompts)
-            missing = [(key, ids) for key, ids in prompts.items() if key not in found]
-            target = Target(path, recipe.dtype, kept_states.layer_ids)
-            progress = Progress(len(missing), "answers", log)
-            tokens = 0
-            for batch in InProcessEngine(target, engine).answer(missing, recipe.sampling, kept_states.dtype):
-                if not tokens:
-                    log.info(
-                        "states differ from the reference by %.4f",
-                        check_against_reference(target, batch[0].states),
-                    )
-                writer.add([answered.states for answered in batch])
-                journal.append(
-                    [
-                        {
-                            "key": answered.key,
-                            "token_ids": answered.token_ids,
-                            "finish_reason": answered.finish_reason,
-                        }
-                        for answered in batch
-                    ]
+        self._engine = engine
+        self._journal = journal
+        self._states = states
+        self._progress = progress
+        self.failed: dict[str, str] = {}
+        """Why a key got no answer."""
+
+    def run(
+        self, prompts: Sequence[Prompt], sampling: SamplingSettings, follow: Follow | None = None
+    ) -> None:
+        """Answer the prompts, and those that follow; every group is durable before the next is taken."""
+        state = "failed"
+        try:
+            for group in self._engine.answer(prompts, sampling, follow):
+                self._keep(group)
+                self._progress.update(group, self._engine)
+            state = "done"
+        except (Stopped, KeyboardInterrupt):
+            state = "stopped"
+            raise
+        finally:
+            self._progress.close(self._engine, state)
+
+    def _keep(self, group: Sequence[Result]) -> None:
+        answered = [one for one in group if isinstance(one, Answered)]
+        if self._states is not None:
+            self._states.add([one.states for one in answered if one.states is not None])
+        if answered:
+            self._journal.append(
+                [
+                    {"key": one.key, "token_ids": one.token_ids, "finish_reason": one.finish_reason}
+                    for one in answered
+                ]
+            )
+        self.failed |= {one.key: one.reason for one in group if not isinstance(one, Answered)}
+
+
+def make_missing(
+    answers: Answers,
+    prompts: Mapping[str, Sequence[int]],
+    wanted: Wanted,
+    arguments: argparse.Namespace,
+    log: logging.Logger,
+) -> dict[str, str]:
+    """Answer the prompts {key: token ids} that have no answer in the store; why others got none, by key."""
+    if not answers.missing(prompts):
+        return {}
+    settings = parse_settings(EngineSettings, arguments.engine)
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopRequest(settings.stop_grace))
+        journal = stack.enter_context(answers.journal())
+        states = None
+        if settings.kind == "in_process":
+            from eyrie.store import StateStore  # noqa: PLC0415 - loads torch, which servers don't need
+
+            store = StateStore(arguments.store, states_recipe(wanted.target, wanted.states, wanted.dtype))
+            states = stack.enter_context(store.writer(arguments.dataset))
+        # Looked up again now that nobody else can add to them.
+        missing = answers.missing(prompts)
+        engine = stack.enter_context(open_engine(settings, wanted, stop))
+        answers.note_engine(engine.described())
+        progress = AnsweringProgress(arguments.dataset, len(missing), log, _progress_path(arguments.log))
+        answering = Answering(engine, journal, states, progress)
+        answering.run(missing, wanted.sampling)
+        return answering.failed
+
+
+def _progress_path(log: Path | None) -> Path | None:
+    return None if log is None else log.with_suffix(".progress.json")
+
+
+class Rows:
+    """The samples of the prompts, in their order, and all that is counted on the way."""
+
+    def __init__(self, dataset: str, recipe: AnsweringRecipe, ledger: Ledger) -> None:
+        self._dataset = dataset
+        self._recipe = recipe
+        self._ledger = ledger
+        self.reasons: Counter[str] = Counter()
+        """Answers by finish reason, and `degenerate` ones; all of them, kept or not."""
+        self.counts = TokenCounts()
+        self.warnings: list[str] = []
+
+    def made(
+        self, prompts: Sequence[Asked], answers: Mapping[str, Mapping[str, Any]], failed: Mapping[str, str]
+    ) -> Iterator[dict[str, Any]]:
+        """Each prompt's row, unless its answer failed or is left out; the gates judge after the last.
+
+        Raises GateError then, so that a file of these rows is never finished.
+        """
+        sampling, greedy = self._recipe.sampling, self._recipe.sampling.temperature == 0.0
+        for prompt in prompts:
+            answer = answers.get(prompt.key)
+            if answer is None:
+                self._ledger.skip(f"failed_{failed[prompt.key]}")
+                continue
+            ids, finish = answer["token_ids"], answer["finish_reason"]
+            degenerate = is_degenerate(ids)
+            self.reasons[finish] += 1
+            self.reasons["degenerate"] += degenerate
+            if finish == "length" and not sampling.keep_truncated:
+                self._ledger.skip("truncated")
+            elif degenerate and sampling.drop_degenerate:
+                self._ledger.skip("degenerate")
+            else:
+                self._ledger.keep()
+                mask = [0] * len(prompt.ids) + [1] * len(ids)
+                chat = {"id": prompt.id, "group": prompt.group}
+                row = sample_row(
+                    *(self._dataset, chat, [*prompt.ids, *ids], mask, finish, greedy, self._recipe.split)
                 )
-                tokens += sum(len(answered.token_ids) for answered in batch)
-                progress.advance(len(batch), f"({tokens} tokens)")
-            seconds = progress.close()
-            log.info(
-                "answered %d prompts: %d tokens in %.1f s, %.0f tokens/s",
-                len(missing),
-                tokens,
-                seconds,
-                tokens / seconds,
-            )
+                self.counts.add(row)
+                yield row
+        self._judge()
 
-
-def make_rows(
-    dataset: str,
-    prompts: list[Prompt],
-    answers: Mapping[str, Mapping[str, Any]],
-    recipe: AnsweringRecipe,
-    ledger: Ledger,
-) -> list[dict[str, Any]]:
-    """The samples of the prompts, in their order; the ledger counts answers that are left out."""
-    rows = []
-    greedy = recipe.sampling.temperature == 0.0
-    for prompt in prompts:
-        answer = answers[prompt.key]
-        if answer["finish_reason"] == "length" and not recipe.sampling.keep_truncated:
-            ledger.skip("truncated")
-            continue
-        ledger.keep()
-        ids = answer["token_ids"]
-        mask = [0] * len(prompt.ids) + [1] * len(ids)
-        rows.append(
-            sample_row(
-                dataset, prompt.chat, prompt.ids + ids, mask, answer["finish_reason"], greedy, recipe.split
-            )
-        )
-    return rows
+    def _judge(self) -> None:
+        gates, answered = self._recipe.gates, self.reasons["stop"] + self.reasons["length"]
+        failed = sum(n for reason, n in self._ledger.skipped.items() if reason.startswith("failed_"))
+        self.warnings += check_answers(self._dataset, answered, self.reasons["length"], failed, gates)
+        self.warnings += check_samples(self._dataset, self._ledger, gates)
 
 
 def main() -> None:
     """The command."""
     arguments = _arguments()
+    end_with_snakemake()
     log = start_log("answer_prompts", arguments.log)
     start = time.monotonic()
     recipe = parse_settings(AnsweringRecipe, arguments.recipe)
@@ -181,21 +277,25 @@ def main() -> None:
         "version": recipe.version,
         "target_revision": target["revision"],
         "template_sha256": target["template_sha256"],
-        "dtype": recipe.dtype,
-        "sampling": recipe.sampling.model_dump(mode="json", exclude={"keep_truncated", "max_in_flight"}),
+        "sampling": recipe.sampling.model_dump(mode="json", exclude=_NOT_IN_THE_KEY),
     }
-    kept_states = parse_settings(HiddenStatesSettings, arguments.states)
-    states = StateStore(arguments.store, states_recipe(target, kept_states, recipe.dtype))
-    answers = Answers(arguments.dataset, answers_folder(arguments.store, asked), states)
-    engine = parse_settings(EngineSettings, arguments.engine)
-    answers.make_missing(by_key, recipe, kept_states, arguments.target_path, engine, log)
-    found = answers.find(by_key)
+    answers = Answers(arguments.dataset, answers_folder(arguments.store, asked))
+    wanted = Wanted(
+        target=target,
+        path=arguments.target_path,
+        dtype=recipe.dtype,
+        states=parse_settings(HiddenStatesSettings, arguments.states),
+        sampling=recipe.sampling,
+        context=max((len(prompt.ids) for prompt in prompts), default=0) + recipe.sampling.max_new_tokens,
+        canary_prompt=chat.prompt_ids(CANARY_MESSAGES),
+        canaries=answers.canaries(),
+        server_log=(arguments.log or arguments.out).with_suffix(".server.log"),
+    )
+    failed = make_missing(answers, by_key, wanted, arguments, log)
 
-    reasons = Counter(found[prompt.key]["finish_reason"] for prompt in prompts)
-    warnings = check_answers(arguments.dataset, len(prompts), reasons["length"], 0, recipe.gates)
-    rows = make_rows(arguments.dataset, prompts, found, recipe, ledger)
-    warnings += check_samples(arguments.dataset, ledger, recipe.gates)
-    write_jsonl(arguments.out, rows)
+    rows = Rows(arguments.dataset, recipe, ledger)
+    with answers.find(list(by_key)) as found:
+        write_jsonl(arguments.out, rows.made(prompts, found, failed))
     write_json(
         arguments.ledger,
         {
@@ -206,16 +306,18 @@ def main() -> None:
                 ["torch", "transformers"],
             ),
             "dataset": arguments.dataset,
+            "engines": answers.engines(),
             **ledger.as_dict(),
-            "warnings": warnings,
-            **count_tokens(rows),
-            "finish_reasons": {reason: reasons[reason] for reason in ("stop", "length")},
+            "warnings": rows.warnings,
+            **rows.counts.as_dict(),
+            "finish_reasons": {reason: rows.reasons[reason] for reason in ("stop", "length")},
+            "degenerate": rows.reasons["degenerate"],
         },
     )
     log.info(
-        "%s: %d prompts, %d samples (%d answers ended, %d were cut), %.1f s",
-        *(arguments.dataset, ledger.rows, ledger.kept, reasons["stop"], reasons["length"]),
-        time.monotonic() - start,
+        "%s: %d prompts, %d samples (%d answers ended, %d were cut, %d are loops), %.1f s",
+        *(arguments.dataset, ledger.rows, ledger.kept, rows.reasons["stop"], rows.reasons["length"]),
+        *(rows.reasons["degenerate"], time.monotonic() - start),
     )
 
 
@@ -227,13 +329,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--target-path", type=Path, required=True, help="folder of the target")
     parser.add_argument("--recipe", required=True, help="JSON: what the answers depend on")
     parser.add_argument(
-        "--states", required=True, help="JSON: which hidden states the pass leaves in the store"
+        "--states", required=True, help="JSON: which hidden states an in-process pass leaves in the store"
     )
-    parser.add_argument("--engine", required=True, help="JSON: threads and batches, which change no result")
+    parser.add_argument("--engine", required=True, help="JSON: who answers, which changes no key")
     parser.add_argument("--store", type=Path, required=True, help="the store's folder")
     parser.add_argument("--out", type=Path, required=True, help="tokenized_data.jsonl")
     parser.add_argument("--ledger", type=Path, required=True, help="counts of rows kept and skipped")
-    parser.add_argument("--log", type=Path, help="also write the log to this file")
+    parser.add_argument(
+        "--log", type=Path, help="also write the log to this file, and progress.json's figures beside it"
+    )
     return parser.parse_args()
 
 

@@ -11,9 +11,10 @@ import torch
 
 from eyrie.config import ConfigError, HiddenStatesSettings
 from eyrie.gates import GateError
+from eyrie.journals import Journal, StoreError
 from eyrie.records import read_json, write_jsonl
 from eyrie.states import states_recipe
-from eyrie.store import Journal, StateStore, StoreError
+from eyrie.store import StateStore
 from tiny_target import DATASET, RECIPE, STATES, Stages, question
 
 QUESTIONS = 24
@@ -69,7 +70,7 @@ def test_what_is_in_the_store_needs_no_model(stages: Stages, monkeypatch: pytest
     def no_model(*_: object) -> None:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr("answer_prompts.Target", no_model)
+    monkeypatch.setattr("answer_prompts.open_engine", no_model)
     monkeypatch.setattr("eyrie.target.Target", no_model)
     stages.answer()
     stages.capture()

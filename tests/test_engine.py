@@ -48,8 +48,8 @@ def answers(
     asked: Sequence[tuple[str, list[int]]] | None = None,
     **engine: Any,
 ) -> dict[str, Answered]:
-    running = InProcessEngine(target(), EngineSettings(**engine))
-    batches = list(running.answer(asked or prompts(), sampling, "float32"))
+    running = InProcessEngine(target(), EngineSettings(**engine), "float32")
+    batches = list(running.answer(asked or prompts(), sampling))
     assert max(map(len, batches)) <= running.settings.batch_size
     return {one.key: one for batch in batches for one in batch}
 
@@ -97,7 +97,7 @@ def test_alone_means_the_same_bytes_in_any_company(sampling: SamplingSettings) -
 def test_the_plan_of_batches_follows_from_the_prompts_alone() -> None:
     engine = InProcessEngine(target(), EngineSettings(batch_size=6))
     shuffled = random.Random(2).sample(prompts(), len(prompts()))
-    one, other = (list(engine.answer(asked, GREEDY, "bfloat16")) for asked in (prompts(), shuffled))
+    one, other = (list(engine.answer(asked, GREEDY)) for asked in (prompts(), shuffled))
     assert [[a.states.digest() for a in batch] for batch in one] == [
         [a.states.digest() for a in batch] for batch in other
     ]

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyrie.store import Journal, States, StateStore, StoreError, answers_folder, read_journals
+from eyrie.journals import (
+    Compaction,
+    Journal,
+    StoreError,
+    answers_folder,
+    compact_journal,
+    find_rows,
+    read_journals,
+)
+from eyrie.store import States, StateStore
 
 RECIPE = {"target_revision": "r", "layer_ids": [1, 2, 3], "dtype": "bfloat16"}
 
@@ -70,11 +81,70 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
         journal.append([{"key": "k"}])
 
 
+def test_rows_are_read_one_by_one_the_own_file_first(tmp_path: Path) -> None:
+    for name, value in (("a", 1), ("b", 2)):
+        with Journal(tmp_path / f"{name}.jsonl") as journal:
+            journal.append([{"key": "k", "value": value}, {"key": name, "value": value}])
+    with (tmp_path / "b.jsonl").open("ab") as file:
+        file.write(b'{"key":"torn","value":\n{"key":"tail","va')
+    with find_rows(tmp_path, ["k", "a", "b", "torn", "tail"], first="b.jsonl") as found:
+        assert set(found) == {"k", "a", "b"}
+        assert [found[key]["value"] for key in ("b", "k", "a", "k")] == [2, 2, 1, 2]
+        assert "torn" not in found and found.get("tail") is None
+    with find_rows(tmp_path, ["k"]) as found:
+        assert found["k"]["value"] == 1
+
+
+def test_compaction_keeps_what_a_reader_finds(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with Journal(path) as journal:
+        journal.append([{"key": f"k{i}", "value": i} for i in range(5)])
+    before = path.read_bytes()
+    path.write_bytes(before + b'{"key":"k1","value":7}\n{"key":"torn","val\n' + before + b'{"key":"tail"')
+    keys = [*(f"k{i}" for i in range(5)), "torn", "tail"]
+    found = read_journals(tmp_path, keys)
+    assert compact_journal(path) == Compaction(path, kept=5, repeated=6, torn=2)
+    assert path.read_bytes() == before
+    assert read_journals(tmp_path, keys) == found
+
+
+def test_compaction_and_writers_shut_each_other_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with Journal(path) as journal:
+        journal.append([{"key": "k"}])
+        with pytest.raises(StoreError, match="written by another process"):
+            compact_journal(path)
+    compact_journal(path)
+    with Journal(path) as journal:
+        journal.append([{"key": "new"}])
+    assert list(read_journals(tmp_path, ["k", "new"])) == ["k", "new"]
+
+
+def test_a_writer_that_was_late_writes_to_the_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its opening of the file and its lock, a compaction puts another file in its place."""
+    path = tmp_path / "a.jsonl"
+    with Journal(path) as journal:
+        journal.append([{"key": "k"}])
+    lock = fcntl.flock
+
+    def lock_late(file: Any, how: int) -> None:
+        monkeypatch.setattr("eyrie.journals.fcntl.flock", lock)
+        compact_journal(path)
+        lock(file, how)
+
+    monkeypatch.setattr("eyrie.journals.fcntl.flock", lock_late)
+    with Journal(path) as journal:
+        journal.append([{"key": "new"}])
+    assert list(read_journals(tmp_path, ["k", "new"])) == ["k", "new"]
+
+
 WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from eyrie.store import Journal
+from eyrie.journals import Journal
 with Journal(Path(sys.argv[1])) as journal:
     for number in range(10**9):
         journal.append([{"key": f"k{number}", "text": "x" * 5000}])

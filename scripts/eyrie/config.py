@@ -42,6 +42,7 @@ __all__ = [
     "CountRange",
     "DatasetSettings",
     "DecontaminationSettings",
+    "DraftSettings",
     "DrafterSettings",
     "EngineSettings",
     "EvaluationSettings",
@@ -81,18 +82,58 @@ class TargetSettings(Settings):
     """The numbers that the in-process engine computes with."""
 
 
-class EngineSettings(Settings):
-    """Who runs the target."""
+class DraftSettings(Settings):
+    """The drafter that a server must be speculating with, where it speculates at all."""
 
-    kind: Literal["in_process"] = "in_process"
-    """in_process: transformers, inside the job."""
+    algorithm: Literal["EAGLE3"] | None = None
+    """What the server's speculation must be; null asks for a server without any. A server that was started
+    with EAGLE in its place loads the same drafter, leaves half of it out, and says nothing."""
+    hidden_width: Positive | None = None
+    """Columns of the hidden states that the drafter is fed, three times the target's; null: not asked."""
+
+
+class EngineSettings(Settings):
+    """Who runs the target. None of it is in an answer's key: what the store has is never asked again."""
+
+    kind: Literal["in_process", "vllm", "sglang"] = "in_process"
+    """in_process: transformers, inside the job. vllm, sglang: a server, which the job starts by `command` or
+    finds at `urls`."""
     threads: Positive = 1
-    """Threads of one answering or capture job. One a job uses the cores best, as the datasets' jobs run side
-    by side; the sums of a matrix product, and so its last digits, depend on it."""
+    """in_process: threads of one answering or capture job. One a job uses the cores best, as the datasets'
+    jobs run side by side; the sums of a matrix product, and so its last digits, depend on it."""
     batch_size: Positive = 32
-    """Sequences computed together."""
+    """in_process: sequences computed together."""
     batch_independent: bool = False
-    """Compute every sequence alone, so that no answer depends on its neighbours' rounding. For tests."""
+    """in_process: compute every sequence alone, so that no answer depends on its neighbours' rounding. For
+    tests."""
+    urls: list[Annotated[str, Field(pattern=r"^https?://[^/]+$")]] = Field(default=[])
+    """Servers that are running already, used side by side: http://host:port. They come before `command`;
+    EYRIE_SERVER_URLS, which with_server.py sets, comes before both."""
+    command: str | None = None
+    """The command that starts a server, as one line; {model}, {host} and {port} are filled in."""
+    served_model: str | None = None
+    """The model's name in the server; null: the only one that it lists."""
+    context_length: Positive | None = None
+    """Tokens that the server must take, prompt and answer together; null: the longest that are asked for."""
+    draft: DraftSettings | None = None
+    """What a server's speculation must be; null: not asked."""
+    ready_timeout: Annotated[float, Field(gt=0.0)] = 1800.0
+    """Seconds until a server that was started must be ready, and how long all servers may be away."""
+    request_timeout: Annotated[float, Field(gt=0.0)] = 3600.0
+    """Seconds that one answer may take, from the request to its last byte."""
+    retries: Annotated[int, Field(ge=0)] = 6
+    """How often a prompt is asked again after a failure that may pass; then it counts as failed until the
+    next run."""
+    backoff: Annotated[float, Field(gt=0.0)] = 1.0
+    """Seconds before the first repetition, about; they double with each, up to a minute."""
+    stop_grace: Annotated[float, Field(ge=0.0)] = 30.0
+    """Seconds that unfinished answers get after Ctrl-C or SIGTERM."""
+
+    @model_validator(mode="after")
+    def _has_a_server(self) -> Self:
+        if self.kind != "in_process" and "{port}" not in (self.command or "{port}"):
+            raise ValueError(f"command: saw no {{port}} in {self.command!r}; the job chooses a free one")
+        return self
 
 
 class SamplingSettings(Settings):
@@ -106,8 +147,11 @@ class SamplingSettings(Settings):
     """Sample among the most likely tokens that hold this much probability."""
     keep_truncated: bool = True
     """Keep answers that were cut at max_new_tokens; the drafter learns from their tokens all the same."""
+    drop_degenerate: bool = False
+    """Leave out answers that end in a loop: somewhere before the end, of 32 or more runs of four tokens up to
+    it at most an eighth are different ones. They are counted in any case."""
     max_in_flight: Positive = 200
-    """Requests at once to a server; changes no answer's key."""
+    """Requests at once to each server; changes no answer's key."""
 
 
 class HiddenStatesSettings(Settings):

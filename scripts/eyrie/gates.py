@@ -17,6 +17,7 @@ WANTED_SKIPS = REPEATED | {"over_cap", "over_group_cap", "contaminated"}
 _REMEDIES = {
     "prompt_too_long": "partitions.*.max_new_tokens (prompt and answer must fit the target's context)",
     "truncated": "partitions.*.max_new_tokens or partitions.*.keep_truncated",
+    "degenerate": "partitions.*.temperature, or partitions.*.drop_degenerate",
     "too_long": "hidden_states.max_tokens (at most the target's context)",
     "no_supervised_text": "datasets.{dataset}.loss_on, or kind: prompts",
     "template_error": "the dataset's layout, or the target; the job's log shows the first error",
@@ -62,7 +63,8 @@ def check_answers(dataset: str, answered: int, truncated: int, failed: int, gate
 def check_samples(dataset: str, ledger: Ledger, gates: GateSettings) -> list[str]:
     """Judge how many prompts or conversations became samples; returns or raises as check_rows does.
 
-    Answers left out because they were cut are the build's own wish and don't count against the share.
+    Answers left out because they were cut, or are loops, are the build's own wish and don't count against
+    the share.
     """
     return settle(list(_problems_of_samples(dataset, ledger, gates)), ledger.kept, gates)
 
@@ -139,7 +141,7 @@ def _problems_of_rows(
 
 
 def _problems_of_samples(dataset: str, ledger: Ledger, gates: GateSettings) -> Iterator[str]:
-    judged = ledger.rows - ledger.skipped["truncated"]
+    judged = ledger.rows - ledger.skipped["truncated"] - ledger.skipped["degenerate"]
     share = ledger.kept / judged if judged else 0.0
     if ledger.kept < gates.min_kept or share < gates.min_kept_share:
         reason = max(sorted(ledger.skipped), key=lambda name: ledger.skipped[name], default="")

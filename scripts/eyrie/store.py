@@ -1,150 +1,27 @@
-"""The store: finished work under content keys, which outlives failures, reruns and Snakemake's clean-ups.
+"""The store of hidden states: finished work under content keys, which outlives failures and reruns.
 
-Two kinds of work live here, both below `work/store/`, which no rule declares as its output:
-
-* answers: append-only JSONL journals, one a writer (a dataset's job), in a folder a recipe;
-* hidden states: safetensors shards, each holding many samples without padding, with a journal that says
-  where each sample lies. A manifest names samples by key and digest, never by shard: shards may be laid
-  out anew without making a manifest stale.
+Safetensors shards, each holding many samples without padding, with a journal that says where each sample
+lies. A manifest names samples by key and digest, never by shard: shards may be laid out anew without making a
+manifest stale. The answers' journals are in journals.py.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from eyrie.errors import BuildError
-from eyrie.records import atomic_write, canonical_json, content_key, sync_directory
+from eyrie.journals import Journal, StoreError, described_folder, read_journals
+from eyrie.records import atomic_write, canonical_json, content_key
 
-
-class StoreError(BuildError):
-    """The store holds something it must not, or somebody else is writing; the message says what to do."""
-
-
-class Journal:
-    """One writer's append-only JSONL file; each row begins with its key.
-
-    A row counts once its line is whole: a torn tail (power loss, SIGKILL) is cut off when the writer opens
-    the file again and ignored by readers. Open it with `with`; a second writer is refused.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: IO[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = self.path.open("ab")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            raise StoreError(
-                f"{self.path} is being written by another process. Expected one writer: "
-                "wait for the other build, or stop it, and run again."
-            ) from error
-        self._file = file
-        self._cut_torn_tail()
-        sync_directory(self.path.parent)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _cut_torn_tail(self) -> None:
-        """Drop what follows the last line feed, looking backwards block by block."""
-        with self.path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            whole = end
-            while whole > 0:
-                start = max(0, whole - _BLOCK)
-                file.seek(start)
-                newline = file.read(whole - start).rfind(b"\n")
-                if newline >= 0:
-                    whole = start + newline + 1
-                    break
-                whole = start
-        if whole != end:
-            os.truncate(self.path, whole)
-
-    def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add rows (each with a "key") in one write and one fsync: the group is durable on return."""
-        if self._file is None:
-            raise StoreError(f"{self.path}: append outside of `with`")
-        data = b"".join(_journal_line(row) for row in rows)
-        end = self._file.seek(0, os.SEEK_END)
-        try:
-            self._file.write(data)
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError:
-            # Half a group (a full disk) must not become the head of the next line.
-            os.truncate(self.path, end)
-            raise
-
-
-_BLOCK = 1 << 16
-_KEY_PREFIX = b'{"key":"'
-
-
-def _journal_line(row: Mapping[str, Any]) -> bytes:
-    ordered = {"key": row["key"], **row}
-    return json.dumps(ordered, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-
-
-def read_journals(
-    folder: Path,
-    keys: Iterable[str],
-    pattern: str = "*.jsonl",
-    counts: Callable[[dict[str, Any]], bool] | None = None,
-) -> dict[str, dict[str, Any]]:
-    """The rows that any writer's journal in the folder holds under the wanted keys.
-
-    Only wanted lines are parsed, so a large store costs a scan and not a parse. The first row under a key
-    that `counts` (by default each does) wins, in the order of the files' names: an answer once in the
-    store is never replaced.
-    """
-    wanted = {key.encode() for key in keys}
-    found: dict[str, dict[str, Any]] = {}
-    for path in sorted(folder.glob(pattern)):
-        with path.open("rb") as file:
-            for line in file:
-                key = line[len(_KEY_PREFIX) : line.find(b'"', len(_KEY_PREFIX))]
-                if key in wanted and line.endswith(b"\n"):
-                    row = json.loads(line)
-                    if counts is None or counts(row):
-                        found.setdefault(key.decode(), row)
-    return found
-
-
-def answers_folder(store: Path, recipe: Mapping[str, Any]) -> Path:
-    """The folder of the answers made under one recipe (target revision, template, sampling)."""
-    return _described_folder(store / "answers", recipe)
-
-
-def _described_folder(parent: Path, recipe: Mapping[str, Any]) -> Path:
-    """A folder named by the recipe's key, with the recipe itself beside the data for a human reader."""
-    folder = parent / content_key(recipe)
-    description = folder / "recipe.json"
-    if not description.exists():
-        with atomic_write(description) as file:
-            file.write(canonical_json(recipe).encode() + b"\n")
-    return folder
+__all__ = ["StateRef", "StateStore", "StateWriter", "States", "StoreError"]
 
 
 @dataclass(frozen=True)
@@ -187,7 +64,7 @@ class StateStore:
 
     def __init__(self, store: Path, recipe: Mapping[str, Any]) -> None:
         self.recipe = dict(recipe)
-        self.folder = _described_folder(store / "hidden_states", recipe)
+        self.folder = described_folder(store / "hidden_states", recipe)
 
     def key(self, token_ids: Sequence[int]) -> str:
         """The content key of a sample's states."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +63,36 @@ def sample_row(
     }
 
 
-def count_tokens(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+_SHARES = ("train", "validation", "held_out")
+
+
+class TokenCounts:
     """What a ledger says of the kept rows: rows, tokens and supervised tokens of each share."""
-    samples: Counter[str] = Counter()
-    tokens: Counter[str] = Counter()
-    supervised: Counter[str] = Counter()
+
+    def __init__(self) -> None:
+        self._samples: Counter[str] = Counter()
+        self._tokens: Counter[str] = Counter()
+        self._supervised: Counter[str] = Counter()
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Count a row of tokenized_data.jsonl."""
+        self._samples[row["split"]] += 1
+        self._tokens[row["split"]] += len(row["input_ids"])
+        self._supervised[row["split"]] += sum(row["loss_mask"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counts as a ledger has them."""
+        counts = {
+            "samples": self._samples,
+            "tokens": self._tokens,
+            "supervised_tokens": self._supervised,
+        }
+        return {name: {share: count[share] for share in _SHARES} for name, count in counts.items()}
+
+
+def count_tokens(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The counts of rows that are all at hand."""
+    counts = TokenCounts()
     for row in rows:
-        samples[row["split"]] += 1
-        tokens[row["split"]] += len(row["input_ids"])
-        supervised[row["split"]] += sum(row["loss_mask"])
-    counts = {"samples": samples, "tokens": tokens, "supervised_tokens": supervised}
-    return {
-        name: {share: count[share] for share in ("train", "validation", "held_out")}
-        for name, count in counts.items()
-    }
+        counts.add(row)
+    return counts.as_dict()

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from transformers import DynamicCache
 
 from eyrie.config import EngineSettings, SamplingSettings
+from eyrie.engines import Answered, FinishReason, Follow, Prompt, Result
 from eyrie.kv_cache import is_stackable, repeated, stacked
 from eyrie.records import content_key
+from eyrie.stopping import StopRequest
 from eyrie.store import States, StoreError
 from eyrie.target import DTYPES, Target
 
-FinishReason = Literal["stop", "length"]
 Item = TypeVar("Item")
-Prompt = tuple[str, list[int]]
+_LOG = logging.getLogger(__name__)
 
 # Largest difference between a captured state and the reference, as a share of its length: what storing with
 # 8 bits of mantissa and computing in another batch, with other sums, may do.
@@ -31,16 +33,6 @@ _RUNNING_SHARE = 0.9
 # in the processor's cache. Samples of 40 tokens go 1.4 times as fast eight at once as one by one; from 200
 # tokens on there is nothing to gain.
 _PASS_TOKENS = 1024
-
-
-@dataclass(frozen=True)
-class Answered:
-    """An answer: the generated ids (a final end token included) and the states of prompt and answer."""
-
-    key: str
-    token_ids: list[int]
-    finish_reason: FinishReason
-    states: States
 
 
 @dataclass
@@ -58,35 +50,78 @@ class _Row:
 class InProcessEngine:
     """Answers prompts and captures states with a Target, on the number of threads that the settings name."""
 
-    def __init__(self, target: Target, settings: EngineSettings) -> None:
+    def __init__(
+        self,
+        target: Target,
+        settings: EngineSettings,
+        state_dtype: str = "bfloat16",
+        stop: StopRequest | None = None,
+    ) -> None:
+        """state_dtype: how the states of answers are stored. stop: when to leave off answering."""
         torch.set_num_threads(settings.threads)
         self.target = target
         self.settings = settings
+        self._state_dtype = state_dtype
+        self._stop = stop or StopRequest(settings.stop_grace)
         self._eos = frozenset(target.eos_ids())
+        self._running = 0
+
+    def described(self) -> dict[str, Any]:
+        """What a manifest tells of this engine."""
+        return {"engine": "in_process", "dtype": str(self.target.model.dtype).removeprefix("torch.")}
+
+    def errors(self) -> dict[str, int]:
+        """None: a fault here ends the job."""
+        return {}
+
+    def running(self) -> int:
+        """How many prompts are in the batch."""
+        return self._running
 
     def answer(
-        self, prompts: Sequence[Prompt], sampling: SamplingSettings, state_dtype: str
-    ) -> Iterator[list[Answered]]:
+        self, prompts: Iterable[Prompt], sampling: SamplingSettings, follow: Follow | None = None
+    ) -> Iterator[list[Result]]:
         """Answer (key, token ids) prompts; yields them batch by batch, shortest prompts first.
 
-        The batches follow from the prompts alone: sorted by length and key, cut by batch_size. The states
-        [tokens, ...] are taken in the same pass and stored as state_dtype; the last token is run through the
-        target, too, so that there is one row for each token. Raises StoreError for states that are wrong.
+        The batches follow from the prompts alone: sorted by length and key, cut by batch_size; the prompts
+        that follow from a pass's answers are the next pass. The states [tokens, ...] are taken in the same
+        pass and stored as state_dtype; the last token is run through the target, too, so that there is one
+        row for each token. Raises StoreError for states that are wrong, Stopped after a signal.
         """
-        ordered = sorted(prompts, key=lambda prompt: (len(prompt[1]), prompt[0]))
-        for batch in _cut(ordered, self.settings.batch_size):
-            groups = [[prompt] for prompt in batch] if self.settings.batch_independent else [batch]
-            answered = [one for group in groups for one in self._answer_batch(group, sampling, state_dtype)]
-            yield sorted(answered, key=lambda one: one.key)
+        checked = False
+        ordered = _by_length(prompts)
+        while ordered:
+            following = []
+            for batch in _cut(ordered, self.settings.batch_size):
+                answered = self._answer_group(batch, sampling)
+                if not checked and (states := answered[0].states) is not None:
+                    _LOG.info(
+                        "states differ from the reference by %.4f",
+                        check_against_reference(self.target, states),
+                    )
+                    checked = True
+                if follow is not None:
+                    following += [prompt for one in answered if (prompt := follow(one)) is not None]
+                yield list(answered)
+            ordered = _by_length(following)
 
-    def _answer_batch(
-        self, prompts: Sequence[Prompt], sampling: SamplingSettings, state_dtype: str
-    ) -> Iterator[Answered]:
-        rows = [_Row(key, ids, _generator(key)) for key, ids in prompts]
-        batch = _Batch(self.target, [row.prompt for row in rows], state_dtype)
+    def _answer_group(self, batch: Sequence[Prompt], sampling: SamplingSettings) -> list[Answered]:
+        if self._stop.requested:
+            raise self._stop.stopped()
+        groups = [[prompt] for prompt in batch] if self.settings.batch_independent else [batch]
+        self._running = len(batch)
+        answered = [one for group in groups for one in self._answer_batch(group, sampling)]
+        self._running = 0
+        return sorted(answered, key=lambda one: one.key)
+
+    def _answer_batch(self, prompts: Sequence[Prompt], sampling: SamplingSettings) -> Iterator[Answered]:
+        rows = [_Row(key, list(ids), _generator(key)) for key, ids in prompts]
+        batch = _Batch(self.target, [row.prompt for row in rows], self._state_dtype)
         for row, states in zip(rows, batch.prompt_states, strict=True):
             row.pieces.append(states)
         while rows:
+            if self._stop.expired:
+                raise self._stop.stopped()
             tokens = self._next_tokens(batch.last, rows, sampling)
             for row, token, states in zip(rows, tokens, batch.step(tokens), strict=True):
                 if not row.finished:
@@ -240,6 +275,10 @@ class _Batch:
         index = torch.tensor(rows, dtype=torch.long)
         self._cache.batch_select_indices(index)
         self._mask, self._positions, self.last = self._mask[index], self._positions[index], self.last[index]
+
+
+def _by_length(prompts: Iterable[Prompt]) -> list[Prompt]:
+    return sorted(prompts, key=lambda prompt: (len(prompt[1]), prompt[0]))
 
 
 def _cut(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:

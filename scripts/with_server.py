@@ -1,0 +1,122 @@
+"""Start the server that the configuration names, run a command, and stop the server.
+
+    python scripts/with_server.py -- snakemake --cores all responses
+    python scripts/with_server.py --config config.yaml configs/vllm.yaml -- COMMAND ARGUMENT...
+
+The command finds the server's address in EYRIE_SERVER_URLS, and so do all jobs that it starts: one start
+serves all datasets. Ctrl-C, SIGTERM and SIGHUP are handed to the command's processes, which finish what is
+running. When the server ends first the command is stopped. The status is the command's, or 1 where the
+server failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+
+from eyrie.config import Config, ConfigError, parse_config
+from eyrie.console import run_command, start_log
+from eyrie.serving import HOST, URLS_VARIABLE, Kept, Server, fill_command, free_port
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_HEALTH_PATHS = {"vllm": "/health", "sglang": "/ready"}
+
+
+def read_config(files: list[Path]) -> Config:
+    """The configuration in these files, each laid over those before it as Snakemake does it."""
+    merged: dict[str, Any] = {}
+    for file in files:
+        try:
+            data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError) as error:
+            raise ConfigError(f"{file}: expected a configuration, but: {error}") from error
+        merged = _laid_over(merged, data or {})
+    return parse_config(merged)
+
+
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            value = _laid_over(old, value)
+        result[key] = value
+    return result
+
+
+def server_of(config: Config) -> Server:
+    """The server that the configuration's engine section starts. Raises ConfigError where it starts none."""
+    engine = config.engine
+    if engine.kind == "in_process" or engine.command is None:
+        raise ConfigError(
+            f"engine: saw kind {engine.kind} and command {engine.command}\n"
+            "  expected: a server's kind (vllm, sglang) and the command that starts it\n"
+            "  change: engine.kind and engine.command, or run the command without with_server.py"
+        )
+    port = free_port()
+    return Server(
+        fill_command(engine.command, model=config.target.path, host=HOST, port=port),
+        f"http://{HOST}:{port}",
+        log=config.work / "logs" / "server.log",
+        ready_timeout=engine.ready_timeout,
+        stop_grace=engine.stop_grace,
+        health_path=_HEALTH_PATHS[engine.kind],
+    )
+
+
+def run_beside(server: Server, command: list[str], grace: float) -> int:
+    """Run the command beside the server; returns its status. Raises ServerError if the server ends first."""
+    environment = {**os.environ, URLS_VARIABLE: server.url}
+    with Kept(command, grace, environment=environment) as kept, _handed_to(kept):
+        while (status := kept.poll()) is None:
+            server.check()
+            time.sleep(0.2)
+    return status
+
+
+@contextmanager
+def _handed_to(kept: Kept) -> Iterator[None]:
+    """Hand signals to the command, which ends by them or not, rather than end by them."""
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        kept.send(signal.Signals(number))
+
+    former = {number: signal.signal(number, hand_on) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "--config",
+        type=Path,
+        nargs="+",
+        default=[Path("config.yaml")],
+        help="configuration files, each laid over those before it; by default config.yaml",
+    )
+    parser.add_argument("command", nargs="+", help="after --: what to run")
+    arguments = parser.parse_args()
+    start_log("with_server", None)
+    config = read_config(arguments.config)
+    with server_of(config) as server:
+        status = run_beside(server, arguments.command, config.engine.stop_grace)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    run_command(main)
