@@ -17,7 +17,7 @@ import fetch_raw
 from eyrie.config import ConfigError, DatasetSettings
 from eyrie.gates import GateError
 from eyrie.prompts import Prompts, prompt_id
-from eyrie.records import RecordError, content_key, read_json, sha256_file, write_json
+from eyrie.records import RecordError, content_key, json_line, read_json, sha256_file, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ROOT / "samples"
@@ -216,6 +216,23 @@ def test_the_id_is_of_the_prompt_alone(tmp_path: Path) -> None:
     one = build(tmp_path / "a", [chat({"role": "system", "content": "s"}, user(" a\n b"), says("c"))], **KIMI)
     two = build(tmp_path / "b", [chat(user("a b "), says("d"), user("e"), says("f"))], **KIMI)
     assert one.rows[0]["id"] == two.rows[0]["id"] == content_key("prompt", "a b")
+
+
+def test_rejects_stand_in_the_files_order_in_plain_json(tmp_path: Path) -> None:
+    raw = [chat(user("a")), chat(user("a")), chat(), chat(user("a\n"))]
+    rows = "".join(json.dumps(row) + "\n" for row in raw)
+    (tmp_path / 'q"é.jsonl').write_text(rows + "no JSON\n", encoding="utf-8")
+    build_files(
+        tmp_path, entry([str(tmp_path / 'q"é.jsonl')], "jsonl", layout="messages", gates={"on_fail": "warn"})
+    )
+    lines = (tmp_path / "rejects.jsonl").read_bytes().splitlines(keepends=True)
+    assert lines == [json_line(json.loads(line)) for line in lines]
+    assert [(one["reason"], one["position"]) for one in map(json.loads, lines)] == [
+        ("duplicate_prompt", 'q"é.jsonl:2'),
+        ("empty_conversation", 'q"é.jsonl:3'),
+        ("duplicate_prompt", 'q"é.jsonl:4'),
+        ("bad_json:syntax", 'q"é.jsonl:5'),
+    ]
 
 
 def test_the_first_of_equal_prompts_is_kept(tmp_path: Path) -> None:

@@ -101,6 +101,20 @@ def test_a_line_that_is_too_long_is_counted_and_never_held(
     )
 
 
+def test_lines_keep_their_places_however_many_are_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f'{{"a":{n}}}\n' + ("" if n % 3 else "\n") for n in range(50)]
+    path = written(tmp_path / "r.jsonl", "".join(lines))
+    found = []
+    for size in (1, 20, 1 << 16):
+        monkeypatch.setattr(raw_files, "_LINES_AT_ONCE", size)
+        found.append(list(rows([path], "jsonl")))
+    assert found[0] == found[1] == found[2]
+    assert [value["a"] for _, value in found[0]] == list(range(50))
+    assert [place for place, _ in found[0][:4]] == ["r.jsonl:1", "r.jsonl:3", "r.jsonl:4", "r.jsonl:5"]
+
+
 @pytest.mark.parametrize("text", ['[\n{"a":1},\n{"a":2}\n]', '[{"a":1},\n{"a":2}]', '{\n  "a": 1\n}'])
 def test_a_document_taken_for_lines_is_named(tmp_path: Path, text: str) -> None:
     with pytest.raises(RecordError, match=r"r\.json: begins like one JSON document .*change it to json"):

@@ -18,6 +18,7 @@ from eyrie.records import (
     read_json,
     read_jsonl,
     sha256_file,
+    words_key,
     write_json,
     write_jsonl,
 )
@@ -116,6 +117,22 @@ def test_a_key_does_not_depend_on_the_order_of_keys(value: dict) -> None:
 def test_keys_of_different_parts_differ() -> None:
     assert content_key("a", "b") != content_key("ab")
     assert content_key(["a"], "b") != content_key(["a", "b"])
+
+
+def key_of_words(text: str) -> str:
+    return content_key("kind", " ".join(text.split()))
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])) | st.text(' \n\t\x1f\0\x7f\u0085\u00a0\u3000é"\\a'))
+def test_a_key_of_words_is_the_key_of_the_text_with_single_spaces(text: str) -> None:
+    assert words_key("kind", text) == key_of_words(text)
+
+
+def test_a_key_of_words_knows_every_white_space() -> None:
+    for sign in map(chr, range(0x110000)):
+        if sign.isspace() or ord(sign) < 0x100:
+            text = f" a{sign}{sign}b"
+            assert words_key("kind", text) == key_of_words(text), hex(ord(sign))
 
 
 @given(st.lists(st.sampled_from(["", "empty_prompt", "duplicate_prompt"])))

@@ -35,8 +35,8 @@ def row(text: str, group: str | None = None) -> dict[str, Any]:
 
 def run(selection: Selection, offered: list[dict[str, Any]]) -> tuple[list[str], list[Left]]:
     """The texts selected, and all that were left out."""
-    left = [gone for n, one in enumerate(offered) for gone in selection.offer(one, f"f:{n}", [])]
-    left += selection.finish()
+    gone = [selection.offer(one, f"f:{n}", []) for n, one in enumerate(offered)]
+    left = [*filter(None, gone), *selection.finish()]
     return [prompt_text(one) for one in selection.in_order()], left
 
 
@@ -107,7 +107,7 @@ def test_rows_that_wait_come_back_as_they_were(tmp_path: Path) -> None:
     one = row("a\u2028b \U0001f600 \\ud83d\n")
     one["tools"] = [{"function": {"name": "f", "parameters": {"x": [1, 2.5, None]}}}]
     selection = InTurn(tmp_path, None, None, None)
-    assert list(selection.offer(one, "f:1", ["mended", "twice"])) == []
+    assert selection.offer(one, "f:1", ["mended", "twice"]) is None
     assert list(selection.finish()) == []
     assert json.dumps(selection.in_order()) == json.dumps([one])
     assert selection.notes() == {"mended": 1, "twice": 1}

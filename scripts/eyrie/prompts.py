@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from json.encoder import encode_basestring
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from eyrie.config import ConfigError, DatasetSettings, config_line
 from eyrie.contamination import Benchmarks
 from eyrie.gates import GateError, check_rows
 from eyrie.layouts import load_layout
-from eyrie.layouts.base import Conversation, Layout, Message, SkipRow, Tokens, column
+from eyrie.layouts.base import Layout, Message, SkipRow, Tokens, column
 from eyrie.media import MEDIA_COLUMNS, without_media
 from eyrie.near_duplicates import NearDuplicates
-from eyrie.raw_files import RawError, Seen, column_names, rows
+from eyrie.raw_files import RawError, Seen, column_names, row_groups
 from eyrie.records import (
     Ledger,
     RecordError,
@@ -24,6 +25,7 @@ from eyrie.records import (
     json_line,
     read_json,
     sha256_file,
+    words_key,
     write_json,
     write_jsonl,
 )
@@ -63,7 +65,7 @@ class Prompts:
         with atomic_write(rejects) as file:
             for reject in self._rejects(selection):
                 self._ledger.skip(reject["reason"])
-                _write_reject(file, reject)
+                file.write(_reject_line(reject))
                 examples = self._examples.setdefault(reject["reason"], [])
                 if len(examples) < _EXAMPLES:
                     examples.append(reject)
@@ -87,36 +89,38 @@ class Prompts:
 
     def _rejects(self, selection: Selection) -> Iterator[dict[str, Any]]:
         """Reads all rows; those not selected come out, each with its reason."""
-        for position, raw in rows(self._files, self._settings.source.format, self._columns()):
-            self._read += 1
-            if self._read % _ROWS_BETWEEN_LINES == 0:
-                logging.getLogger(__name__).info("%s: %d rows read", self._dataset, self._read)
-            if isinstance(raw, RawError):
-                yield {"reason": raw.reason, "position": position, "row": raw.text, "error": raw.message}
-                continue
-            self._seen.note(raw)
-            try:
-                row, notes = self._row(raw)
-            except SkipRow as skip:
-                yield {"reason": skip.reason, "position": position, "row": raw}
-                continue
-            if shared := self._shared_with_benchmarks(row):
-                yield {"reason": "contaminated", "position": position, "row": raw, "shared": shared}
-                continue
-            for left in selection.offer(row, position, notes):
-                yield {"reason": left.reason, "position": left.position, "id": left.id}
+        for group in row_groups(self._files, self._settings.source.format, self._columns()):
+            for judged in [self._judged(position, raw) for position, raw in group]:
+                self._read += 1
+                if self._read % _ROWS_BETWEEN_LINES == 0:
+                    logging.getLogger(__name__).info("%s: %d rows read", self._dataset, self._read)
+                if isinstance(judged, dict):
+                    yield judged
+                elif left := selection.offer(*judged):
+                    yield {"reason": left.reason, "position": left.position, "id": left.id}
         for left in selection.finish():
             yield {"reason": left.reason, "position": left.position, "id": left.id}
 
-    def _shared_with_benchmarks(self, row: dict[str, Any]) -> str | None:
+    def _judged(self, position: str, raw: Any) -> tuple[dict[str, Any], str, list[str]] | dict[str, Any]:
+        """What is offered to the selection (row, position, notes), or the reject that a raw row becomes."""
+        if isinstance(raw, RawError):
+            return {"reason": raw.reason, "position": position, "row": raw.text, "error": raw.message}
+        self._seen.note(raw)
+        try:
+            row, notes = self._row(raw)
+        except SkipRow as skip:
+            return {"reason": skip.reason, "position": position, "row": raw}
+        if self._benchmarks is not None and (shared := self._shared(row, self._benchmarks)):
+            return {"reason": "contaminated", "position": position, "row": raw, "shared": shared}
+        return row, position, notes
+
+    def _shared(self, row: dict[str, Any], benchmarks: Benchmarks) -> str | None:
         """The words that one of a row's questions shares with a benchmark, if any."""
-        if self._benchmarks is None:
-            return None
         if "messages" not in row:
             where = config_line(["datasets", self._dataset, "decontaminate"])
             raise ConfigError(f"{where}: compares texts, but the rows of this dataset are token ids")
         questions = [made["content"] for made in row["messages"] if made["role"] == "user"]
-        return self._benchmarks.shared(questions)
+        return benchmarks.shared(questions)
 
     def _columns(self) -> set[str]:
         """What is read of a parquet file: the layout's columns, the group's, and signs of media."""
@@ -134,20 +138,21 @@ class Prompts:
             conversation = self._layout.read(plain, settings.fields)
         except ConfigError as error:
             raise ConfigError(f"{config_line(['datasets', self._dataset, 'fields'])}: {error}") from error
-        notes = [*conversation.notes, *(["media_left_out"] if had_media else [])]
+        notes = [*conversation.notes]
+        if had_media:
+            notes.append("media_left_out")
         if conversation.tokens is not None:
             return self._tokens_row(raw, conversation.tokens), notes
-        check_conversation(conversation.messages, native)
-        question = next(made for made in conversation.messages if made["role"] == "user")
+        prompt = check_conversation(conversation.messages, native)
         if native:
             messages = until_last_answer(conversation.messages)
             if len(messages) < len(conversation.messages):
                 notes.append("cut_after_last_answer")
         else:
             messages = asked(conversation.messages, with_system=settings.prompt == "system_and_first_user")
-        row = {**self._identity(raw, prompt_id(question["content"])), "messages": messages}
-        if tools := _tools(conversation, messages):
-            row["tools"] = tools
+        row = {**self._identity(raw, prompt_id(prompt)), "messages": messages}
+        if conversation.tools and not (conversation.system_declares_tools and _has_system(messages)):
+            row["tools"] = conversation.tools
         return row, notes
 
     def _tokens_row(self, raw: Any, tokens: Tokens) -> dict[str, Any]:
@@ -202,20 +207,23 @@ class Prompts:
         return document
 
 
-def check_conversation(messages: list[Message], native: bool) -> None:
-    """Skip a conversation without a prompt, or a native one without an answer. Raises SkipRow."""
+def check_conversation(messages: list[Message], native: bool) -> str:
+    """The prompt of a conversation, which is its first user turn.
+
+    Raises SkipRow where there is none, or in a native conversation no answer.
+    """
     if not messages:
         raise SkipRow("empty_conversation")
-    spoken = [made for made in messages if made["role"] != "system"]
-    if spoken and spoken[0]["role"] == "assistant":
+    first_role = next((made["role"] for made in messages if made["role"] != "system"), None)
+    if first_role == "assistant":
         raise SkipRow("starts_with_assistant")
-    questions = [made["content"].strip() for made in spoken if made["role"] == "user"]
-    if not any(questions):
-        raise SkipRow("no_user_turn")
-    if not questions[0]:
-        raise SkipRow("empty_prompt")
-    if native and not any(made["role"] == "assistant" and made["content"].strip() for made in spoken):
+    questions = (made["content"] for made in messages if made["role"] == "user")
+    prompt: str = next(questions, "")
+    if not prompt.strip():
+        raise SkipRow("empty_prompt" if any(text.strip() for text in questions) else "no_user_turn")
+    if native and not any(made["role"] == "assistant" and made["content"].strip() for made in messages):
         raise SkipRow("no_supervised_text")
+    return prompt
 
 
 def until_last_answer(messages: list[Message]) -> list[Message]:
@@ -226,20 +234,24 @@ def until_last_answer(messages: list[Message]) -> list[Message]:
 
 def asked(messages: list[Message], with_system: bool) -> list[Message]:
     """The first user turn, after the system turn before it where that is wanted and not blank."""
-    place = next(place for place, made in enumerate(messages) if made["role"] == "user")
-    systems = [made for made in messages[:place] if made["role"] == "system" and made["content"].strip()]
-    kept = [*systems[:1], messages[place]] if with_system else [messages[place]]
-    return [{"role": made["role"], "content": made["content"]} for made in kept]
+    kept: list[Message] = []
+    for made in messages:
+        role, content = made["role"], made["content"]
+        if role == "user":
+            kept.append({"role": role, "content": content})
+            break
+        if with_system and role == "system" and not kept and content.strip():
+            kept.append({"role": role, "content": content})
+    return kept
 
 
 def prompt_id(text: str) -> str:
     """A prompt's identity: its first user turn, white space aside. Answers and system texts play no part."""
-    return content_key("prompt", " ".join(text.split()))
+    return words_key("prompt", text)
 
 
-def _tools(conversation: Conversation, messages: list[Message]) -> list[dict[str, Any]] | None:
-    has_system = any(made["role"] == "system" for made in messages)
-    return None if conversation.system_declares_tools and has_system else conversation.tools
+def _has_system(messages: list[Message]) -> bool:
+    return any(made["role"] == "system" for made in messages)
 
 
 def _group(raw: Any, name: str) -> str:
@@ -276,11 +288,16 @@ def _verified_files(source: Path, files: list[dict[str, Any]]) -> list[Path]:
     return paths
 
 
-def _write_reject(file: IO[bytes], reject: Mapping[str, Any]) -> None:
+def _reject_line(reject: Mapping[str, Any]) -> bytes:
+    """A line of rejects.jsonl."""
+    if "row" not in reject:
+        # A row that was not selected, as most are where there is a cap: this is what json_line makes of it.
+        place = encode_basestring(reject["position"])
+        return f'{{"reason":"{reject["reason"]}","position":{place},"id":"{reject["id"]}"}}\n'.encode()
     try:
-        file.write(json_line(reject))
+        return json_line(reject)
     except (TypeError, ValueError):
-        file.write(json_line(_jsonable(reject)))
+        return json_line(_jsonable(reject))
 
 
 def _jsonable(value: Any) -> Any:

@@ -38,7 +38,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     Raises RecordError where the file cannot be read, or the compressed data is damaged or cut off.
     """
     try:
-        with path.open("rb") as file:
+        with path.open("rb", _BUFFER) as file:
             if path.suffix == ".gz":
                 yield cast("IO[bytes]", io.BufferedReader(gzip.GzipFile(fileobj=file), _BUFFER))
             elif path.suffix == ".zst":

@@ -6,24 +6,22 @@ taken: a row added to the file moves few others, and a larger cap keeps what a s
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import json
 import tempfile
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from eyrie.near_duplicates import NearDuplicates
-from eyrie.records import content_key
 
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Left:
+class Left(NamedTuple):
     """A row that was not selected."""
 
     reason: str
@@ -38,17 +36,16 @@ class Selection(ABC):
     def __init__(self) -> None:
         self._ids: set[bytes] = set()
 
-    def offer(self, row: Row, position: str, notes: list[str]) -> Iterator[Left]:
-        """Take a row; of equal prompts the first is kept."""
+    def offer(self, row: Row, position: str, notes: list[str]) -> Left | None:
+        """Take a row, and tell which one goes for it, if any; of equal prompts the first is kept."""
         row_id = bytes.fromhex(row["id"])
         if row_id in self._ids:
-            yield Left("duplicate_prompt", row["id"], position)
-            return
+            return Left("duplicate_prompt", row["id"], position)
         self._ids.add(row_id)
-        yield from self._take(row, position, notes)
+        return self._take(row, position, notes)
 
     @abstractmethod
-    def _take(self, row: Row, position: str, notes: list[str]) -> Iterator[Left]:
+    def _take(self, row: Row, position: str, notes: list[str]) -> Left | None:
         """Take a row whose prompt is new."""
 
     @abstractmethod
@@ -77,13 +74,13 @@ class LowestHashes(Selection):
         # The highest hash first, as it is the next to go; ids differ, so no comparison reaches the rest.
         self._heap: list[tuple[int, str, str, Row, list[str]]] = []
 
-    def _take(self, row: Row, position: str, notes: list[str]) -> Iterator[Left]:
-        ranked = (-int(_rank(row["id"]), 16), row["id"], position, row, notes)
+    def _take(self, row: Row, position: str, notes: list[str]) -> Left | None:
+        ranked = (-int.from_bytes(_rank(row["id"])), row["id"], position, row, notes)
         if self._cap is None or len(self._heap) < self._cap:
             heapq.heappush(self._heap, ranked)
-        else:
-            _, gone, place, _, _ = heapq.heappushpop(self._heap, ranked)
-            yield Left("over_cap", gone, place)
+            return None
+        _, gone, place, _, _ = heapq.heappushpop(self._heap, ranked)
+        return Left("over_cap", gone, place)
 
     def finish(self) -> Iterator[Left]:
         """Nothing is left to decide."""
@@ -113,11 +110,10 @@ class InTurn(Selection):
         folder.mkdir(parents=True, exist_ok=True)
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - finish() closes it
 
-    def _take(self, row: Row, position: str, notes: list[str]) -> Iterator[Left]:
-        self._waiting.append((bytes.fromhex(_rank(row["id"])), self._file.tell()))
+    def _take(self, row: Row, position: str, notes: list[str]) -> None:
+        self._waiting.append((_rank(row["id"]), self._file.tell()))
         line = json.dumps([row, position, notes], ensure_ascii=False, allow_nan=False)
         self._file.write(line.encode() + b"\n")
-        yield from ()
 
     def finish(self) -> Iterator[Left]:
         """Take the rows in their turn until there are enough; closes the file of the waiting ones."""
@@ -153,6 +149,9 @@ def prompt_text(row: Row) -> str:
     return next(made["content"] for made in row["messages"] if made["role"] == "user")
 
 
-def _rank(row_id: str) -> str:
-    """The hash, in hex, that decides who is taken; apart from the id, which other choices are made by."""
-    return content_key("sample", row_id)
+def _rank(row_id: str) -> bytes:
+    """The hash that decides who is taken; apart from the id, which other choices are made by.
+
+    It is content_key("sample", row_id), without the detour by hex digits.
+    """
+    return hashlib.sha256(b'["sample","%b"]' % row_id.encode()).digest()[:16]
