@@ -85,10 +85,16 @@ wildcard_constraints:
 
 
 def priority_of(wildcards):
-    """Datasets with shorter answers are answered first: most of what there is, and soon there."""
+    """Which datasets are answered first.
+
+    On a server those with shorter answers: most of what there is, and soon there. In process those of the
+    long partition: a job has a core to itself, and the longest must not be left to run alone at the end.
+    """
     dataset = CONFIG.datasets[wildcards.dataset]
     if dataset.kind == "native":
         return 0
+    if not ASKS_SERVER:
+        return 1 + (dataset.partition == "long")
     lengths = {partition.max_new_tokens for partition in CONFIG.partitions.values()}
     return sum(
         length >= CONFIG.partitions[dataset.partition].max_new_tokens
