@@ -22,6 +22,7 @@ from eyrie.recipes import (
     prompts_settings,
     raw_files,
     report_recipe,
+    requests_in_flight,
     selection_recipe,
     source_settings,
     tokenizing_recipe,
@@ -70,6 +71,7 @@ REPORT = f"{BUILD}/report.html"
 
 TARGET_PATH = str(CONFIG.target.path)
 ENGINE = canonical_json(CONFIG.engine.model_dump(mode="json"))
+IN_FLIGHT = requests_in_flight(CONFIG)
 # A job that starts a server takes all of the host's GPUs: one at a time. Of jobs that ask a running server,
 # as many as the profile allows: the last answers of one dataset and the first of the next share it.
 STARTS_SERVER = CONFIG.engine.kind != "in_process" and not (

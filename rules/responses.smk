@@ -51,9 +51,8 @@ rule answer_prompts:
     shell:
         "python scripts/answer_prompts.py --dataset {wildcards.dataset} --prompts {input.prompts:q}"
         " --target {input.target:q} --target-path {TARGET_PATH:q} --recipe {params.recipe:q}"
-        " --states {STATES:q} --engine {ENGINE:q} --store {STORE:q} --out {output.rows:q}"
-        " --ledger {output.ledger:q}"
-        " --log {log:q}"
+        " --states {STATES:q} --engine {ENGINE:q} --in-flight {IN_FLIGHT:q} --store {STORE:q}"
+        " --out {output.rows:q} --ledger {output.ledger:q} --log {log:q}"
 
 
 rule tokenize_conversations:

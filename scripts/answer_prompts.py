@@ -12,6 +12,7 @@ the pass that answered go to the store, too, before the answers: an answer that 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import time
 from array import array
@@ -194,13 +195,17 @@ def make_missing(
 
             store = StateStore(arguments.store, states_recipe(wanted.target, wanted.states, wanted.dtype))
             states = stack.enter_context(store.writer(arguments.dataset))
+        sampling = wanted.sampling
+        if arguments.in_flight is not None:
+            at_once = json.loads(arguments.in_flight)[arguments.dataset]
+            sampling = sampling.model_copy(update={"max_in_flight": at_once})
         # Looked up again now that nobody else can add to them.
         missing = answers.missing(prompts)
         engine = stack.enter_context(open_engine(settings, wanted, stop))
         answers.note_engine(engine.described())
         progress = AnsweringProgress(arguments.dataset, len(missing), log, _progress_path(arguments.log))
         answering = Answering(engine, journal, states, progress)
-        answering.run(missing, wanted.sampling)
+        answering.run(missing, sampling)
         return answering.failed
 
 
@@ -332,6 +337,9 @@ def _arguments() -> argparse.Namespace:
         "--states", required=True, help="JSON: which hidden states an in-process pass leaves in the store"
     )
     parser.add_argument("--engine", required=True, help="JSON: who answers, which changes no key")
+    parser.add_argument(
+        "--in-flight", help="JSON: requests at once to each server, by dataset; else as the recipe says"
+    )
     parser.add_argument("--store", type=Path, required=True, help="the store's folder")
     parser.add_argument("--out", type=Path, required=True, help="tokenized_data.jsonl")
     parser.add_argument("--ledger", type=Path, required=True, help="counts of rows kept and skipped")

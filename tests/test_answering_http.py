@@ -15,7 +15,7 @@ from eyrie.engines import EngineError
 from eyrie.gates import GateError
 from eyrie.records import read_json
 from fault_server import FaultServer, generated
-from tiny_target import RECIPE, Stages, question
+from tiny_target import DATASET, RECIPE, Stages, question
 
 QUESTIONS = 40
 FAST = {"backoff": 0.01, "request_timeout": 60.0, "retries": 8, "ready_timeout": 60.0, "stop_grace": 5.0}
@@ -126,6 +126,18 @@ def test_what_fails_is_counted_judged_and_asked_by_the_next_run(stages: Stages) 
         stages.answer(engine=settings)
         assert (stages.ledger()["kept"], stages.ledger()["skipped"]) == (QUESTIONS, {})
         assert server.asked.total() == QUESTIONS + (QUESTIONS - answered) + failed
+
+
+def test_a_dataset_has_its_own_number_of_requests_at_once(stages: Stages) -> None:
+    with served(stages, delay=0.02) as server:
+        command = [
+            *stages.answering(recipe(), engine(server)),
+            "--in-flight",
+            json.dumps({DATASET: 3, "b": 9}),
+        ]
+        stages.run("answer_prompts", *command)
+        assert server.most_running == 3
+        assert stages.ledger()["kept"] == QUESTIONS
 
 
 def test_loops_are_counted_and_left_out_by_recipe(stages: Stages, monkeypatch: pytest.MonkeyPatch) -> None:

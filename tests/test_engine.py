@@ -15,14 +15,15 @@ from transformers import LlamaForCausalLM
 
 from eyrie.chat import Chat
 from eyrie.config import EngineSettings, SamplingSettings
+from eyrie.engines import Answered, Prompt
 from eyrie.engines.in_process import (
-    Answered,
     InProcessEngine,
     _common_length,
     _sample,
     check_against_reference,
 )
 from eyrie.records import content_key
+from eyrie.stopping import Stopped, StopRequest
 from eyrie.store import States, StoreError
 from eyrie.target import Target
 from tiny_target import question, tiny_target
@@ -132,6 +133,42 @@ def test_common_beginning(rows: list[list[int]]) -> None:
     assert all(row[:length] == rows[0][:length] and len(row) > length for row in rows)
     longer = length + 1
     assert any(row[:longer] != rows[0][:longer] or len(row) == longer for row in rows)
+
+
+def test_the_next_turn_is_answered_in_the_next_pass() -> None:
+    """Each conversation goes on once, with what was answered and a question of two tokens."""
+    ids_of = dict(prompts()[:6])
+    first = set(ids_of)
+
+    def follow(answered: Answered) -> Prompt | None:
+        if answered.key not in first:
+            return None
+        ids = [*ids_of[answered.key], *answered.token_ids, 7, 8]
+        ids_of[content_key(ids)] = ids
+        return content_key(ids), ids
+
+    engine = InProcessEngine(target(), EngineSettings(batch_size=4, batch_independent=True), "float32")
+    groups = list(engine.answer(prompts()[:6], GREEDY, follow))
+    assert [len(group) for group in groups] == [4, 2, 4, 2]
+    assert [one.key in first for group in groups for one in group] == [True] * 6 + [False] * 6
+    alone = answers(
+        asked=[(key, ids) for key, ids in ids_of.items() if key not in first], batch_independent=True
+    )
+    assert {one.key: one.token_ids for group in groups[2:] for one in group} == {
+        key: one.token_ids for key, one in alone.items()
+    }
+
+
+def test_a_wish_to_stop_ends_between_batches_and_after_the_grace_within_one() -> None:
+    for grace, batches in ((60.0, 1), (0.0, 0)):
+        stop = StopRequest(grace)
+        engine = InProcessEngine(target(), EngineSettings(batch_size=4), "float32", stop)
+        groups = engine.answer(prompts(), GREEDY)
+        if batches:
+            assert len(next(groups)) == 4
+        stop.request("the test")
+        with pytest.raises(Stopped):
+            next(groups)
 
 
 def test_captured_states_are_those_of_the_answering_pass() -> None:

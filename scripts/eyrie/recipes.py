@@ -68,6 +68,13 @@ def answering_recipe(config: Config, name: str) -> str:
     )
 
 
+def requests_in_flight(config: Config) -> str:
+    """How many requests each dataset's job has at a server at once; no result depends on it."""
+    return canonical_json(
+        {name: config.partitions[made.partition].max_in_flight for name, made in config.datasets.items()}
+    )
+
+
 def tokenizing_recipe(config: Config, name: str) -> str:
     """What the samples of a native dataset depend on."""
     dataset = config.datasets[name]

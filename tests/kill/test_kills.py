@@ -44,9 +44,10 @@ def test_kills_lose_nothing_and_leave_nothing(tmp_path: Path) -> None:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
     write_config(made, port)
+    # All that comes before the answers, so that the kills hit those.
+    made.build("prompts", "work/tiny/target.json", config="kills.yaml")
     undisturbed = made.copy(tmp_path / "undisturbed")
-    prepare(undisturbed)
-    target = json.loads(undisturbed.read("work/tiny/target.json"))
+    target = json.loads(made.read("work/tiny/target.json"))
     server = Server(port, target, undisturbed.folder / "asked.txt")
     with server:
         undisturbed.build("responses", config="kills.yaml")
@@ -54,7 +55,6 @@ def test_kills_lose_nothing_and_leave_nothing(tmp_path: Path) -> None:
     assert set(server.asked().values()) == {1}
 
     draw = random.Random(int(os.environ.get("EYRIE_KILL_SEED", "0")))
-    prepare(made)
     server = Server(port, target, made.folder / "asked.txt")
     with server:
         victims = [VICTIMS[number % 3] for number in range(KILLS)]
@@ -111,9 +111,9 @@ def kill_once(made: Workspace, server: Server, victim: str, draw: random.Random)
 
 def unsafe(made: Workspace, server: Server) -> int:
     """How many prompts the server was asked that have no answer in the journal."""
-    count = len(set(server.asked()) - {json.loads(line)["key"] for line in journal(made)})
-    assert count <= UNSAFE
-    return count
+    asked, safe = set(server.asked()), {json.loads(line)["key"] for line in journal(made)}
+    assert len(asked - safe) <= UNSAFE, f"{len(asked)} asked, {len(asked & safe)} of {len(safe)} safe"
+    return len(asked - safe)
 
 
 class Server:
@@ -172,11 +172,6 @@ def write_config(made: Workspace, port: int) -> None:
         sampling["max_in_flight"] = IN_FLIGHT
     config["datasets"] = {name: {**config["datasets"][name], "samples": 80} for name in DATASETS}
     (made.folder / "kills.yaml").write_text(yaml.safe_dump(config))
-
-
-def prepare(made: Workspace) -> None:
-    """All that comes before the answers, so that the kills hit those."""
-    made.build("prompts", "work/tiny/target.json", config="kills.yaml")
 
 
 def rows(made: Workspace) -> dict[str, list[bytes]]:

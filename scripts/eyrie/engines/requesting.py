@@ -162,7 +162,11 @@ class _Run:
     # The caller's thread: what to ask next.
 
     def _feed(self) -> None:
-        """Put tasks into the queue: as many as there are places, and as many again to be at hand."""
+        """Put tasks into the queue: as many as there are places, and as many again to be at hand.
+
+        What waits to be asked again counts, too, so that a server which fails for a while does not have
+        every prompt asked and waiting.
+        """
         while self._given < 2 * self._places and not self._stopping:
             task = self._next_task()
             if task is None:
@@ -176,6 +180,8 @@ class _Run:
     def _next_task(self) -> _Task | None:
         if self._later and self._later[0][0] <= time.monotonic():
             return heapq.heappop(self._later)[2]
+        if self._given + len(self._later) >= 2 * self._places:
+            return None
         if self._following:
             return self._following.popleft()
         if self._source is not None:
