@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import fetch_raw
 from eyrie.config import ConfigError, DatasetSettings
 from eyrie.gates import GateError
-from eyrie.prompts import Prompts, prompt_id
+from eyrie.prompts import Prompts
+from eyrie.questions import prompt_id, turns_id
 from eyrie.records import RecordError, content_key, json_line, read_json, sha256_file, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -203,6 +204,51 @@ def test_the_prompt_rules(tmp_path: Path) -> None:
     assert alone["messages"] == [user("q")]
     assert both["messages"] == LONG[:2]
     assert alone["id"] == both["id"] == prompt_id("q")
+
+
+ALL = {"turns": "all", "prompt": "system_and_first_user"}
+
+
+def test_all_turns_are_asked_without_their_answers(tmp_path: Path) -> None:
+    result = {"role": "tool", "content": "4\n", "tool_call_id": "c1", "name": "add"}
+    calls = {**says(""), "tool_calls": [{"id": "c1", "function": {"name": "add", "arguments": "{}"}}]}
+    talk = [{"role": "system", "content": "s"}, user("q"), calls, result, says("a"), user(" "), says("b")]
+    talk += [{"role": "system", "content": "more"}, user("bye"), user("!"), says("c")]
+    built = build(tmp_path, [chat(*talk), chat(user("x"), says("y"))], **ALL)
+    long, short = sorted(built.rows, key=lambda row: -len(row["messages"]))
+    assert long["messages"] == [talk[0], talk[1], result, user("bye"), user("!")]
+    assert long["turns"] == [2, 1, 2]
+    assert short["turns"] == [1]
+    assert built.ledger["kept"] == 2
+    assert built.ledger["turns"] == 4
+
+
+def test_one_turn_has_the_id_of_its_prompt_and_several_have_its_group(tmp_path: Path) -> None:
+    one, two, other = (
+        chat(user(" q\n"), says("1")),
+        chat(user("q"), says("2"), user("r  s")),
+        chat(user("q"), says("3"), user("t")),
+    )
+    again = chat({"role": "system", "content": "s"}, user("q "), says("4"), user("r s"))
+    built = build(tmp_path, [one, two, other, again], **ALL)
+    assert {row["id"] for row in built.rows} == {
+        prompt_id("q"), turns_id([user("q"), user("r s")]), content_key("prompt", "q", "t")
+    }  # fmt: skip
+    assert {row["group"] for row in built.rows} == {prompt_id("q")}
+    assert built.ledger["skipped"] == {"duplicate_prompt": 1}
+
+
+def test_later_turns_are_compared_with_benchmarks_and_other_rows(tmp_path: Path) -> None:
+    (tmp_path / "bench.jsonl").write_text('{"q": "how many eggs does she sell"}\n')
+    long = [f"word{n}" for n in range(40)]
+    rows = [
+        chat(user("q"), says("a"), user("So how many eggs does she sell?")),
+        chat(user("q"), says("a"), user(" ".join(long))),
+        chat(user("q"), says("a"), user(" ".join([*long, "end"]))),
+    ]
+    checks = {"decontaminate": {"files": [str(tmp_path / "bench.jsonl")], "ngram": 5}, "near_duplicates": {}}
+    built = build(tmp_path, rows, **ALL, **checks)
+    assert built.ledger["skipped"] == {"contaminated": 1, "near_duplicate": 1}
 
 
 def test_a_native_conversation_ends_with_its_last_answer(tmp_path: Path) -> None:

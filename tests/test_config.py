@@ -90,6 +90,7 @@ def test_the_default_build_has_the_ten_datasets(root: Path) -> None:
         ("datasets.glaive.source.expected_rows", "many", "expected_rows: saw 'many'"),
         ("datasets.glaive.source.expected_rows", {"mni": 3}, "unknown key 'mni'; did you mean min?"),
         ("datasets.glaive.max_per_group", 3, "max_per_group goes with group_by"),
+        ("datasets.kimi_native.turns", "all", "turns goes with kind: prompts"),
         ("datasets.glaive.media", "keep", "datasets.glaive.media: saw 'keep'"),
         ("datasets.glaive.gates", {"on_fail": "go"}, "datasets.glaive.gates.on_fail: saw 'go'"),
         ("datasets.glaive.near_duplicates", {"threshold": 0.1}, "near_duplicates.threshold: saw 0.1"),

@@ -16,7 +16,8 @@ from eyrie.config import DatasetSettings
 from eyrie.gates import GateError
 from eyrie.layouts import load_layout
 from eyrie.layouts.base import Conversation, SkipRow
-from eyrie.prompts import Prompts, asked, check_conversation
+from eyrie.prompts import Prompts
+from eyrie.questions import asked, check_conversation
 from eyrie.raw_files import Format, RawError, rows
 from eyrie.records import RecordError, sha256_file, write_json
 

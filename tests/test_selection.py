@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from eyrie.config import ConfigError, DecontaminationSettings
 from eyrie.contamination import Benchmarks
 from eyrie.near_duplicates import NearDuplicates
-from eyrie.prompts import prompt_id
+from eyrie.questions import prompt_id
 from eyrie.records import RecordError, content_key
 from eyrie.selection import InTurn, Left, LowestHashes, Selection, prompt_text
 from eyrie.words import words_of

@@ -158,6 +158,9 @@ class DatasetSettings(Settings):
     """Cap on kept rows, chosen by hash of the prompt; null keeps all."""
     prompt: Literal["first_user", "system_and_first_user"] = "first_user"
     """What is asked: the first user turn alone, or with the row's system turn before it."""
+    turns: Literal["first", "all"] = "first"
+    """prompts only. all: later user turns and results of tools are asked as well, each once the target has
+    answered what comes before it."""
     media: Literal["refuse", "text_only"] = "refuse"
     """Rows with images, video or audio. text_only: keep their text, as if nothing else had been there."""
     group_by: str | None = None
@@ -177,6 +180,8 @@ class DatasetSettings(Settings):
     def _kind_and_model_agree(self) -> Self:
         if (self.kind == "native") != (self.native_model is not None):
             raise ValueError("native_model goes with kind: native, and kind: native needs it")
+        if self.kind == "native" and self.turns == "all":
+            raise ValueError("turns goes with kind: prompts; a native conversation keeps all of its turns")
         if self.max_per_group is not None and self.group_by is None:
             raise ValueError("max_per_group goes with group_by")
         return self

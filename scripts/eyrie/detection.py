@@ -17,7 +17,7 @@ from typing import Any
 
 from eyrie.layouts import load_layout
 from eyrie.layouts.base import Conversation, Layout, SkipRow, list_column
-from eyrie.prompts import check_conversation
+from eyrie.questions import check_conversation
 from eyrie.raw_bytes import PARQUET_MAGIC, first_bytes, open_bytes
 from eyrie.raw_files import Format
 

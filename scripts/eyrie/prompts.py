@@ -16,6 +16,14 @@ from eyrie.layouts import load_layout
 from eyrie.layouts.base import Layout, Message, SkipRow, Tokens, column
 from eyrie.media import MEDIA_COLUMNS, without_media
 from eyrie.near_duplicates import NearDuplicates
+from eyrie.questions import (
+    asked,
+    asked_turns,
+    check_conversation,
+    prompt_id,
+    turns_id,
+    until_last_answer,
+)
 from eyrie.raw_files import RawError, Seen, column_names, row_groups
 from eyrie.records import (
     Ledger,
@@ -25,7 +33,6 @@ from eyrie.records import (
     json_line,
     read_json,
     sha256_file,
-    words_key,
     write_json,
     write_jsonl,
 )
@@ -53,6 +60,7 @@ class Prompts:
         self._seen = Seen(column_names(self._files, settings.source.format))
         self._examples: dict[str, list[dict[str, Any]]] = {}
         self._read = 0
+        self._turns = 0
 
     def write(self, out: Path, ledger: Path, rejects: Path) -> Ledger:
         """Read all rows and write the kept ones sorted by id, the ledger, and every rejected row.
@@ -71,6 +79,7 @@ class Prompts:
                     examples.append(reject)
             selected = selection.in_order()
             self._ledger.kept = len(selected)
+            self._turns = sum(len(row.get("turns", ())) for row in selected)
             self._check_accounts()
             self._check_gates(selection, failed)
         write_jsonl(out, selected)
@@ -144,13 +153,20 @@ class Prompts:
         if conversation.tokens is not None:
             return self._tokens_row(raw, conversation.tokens), notes
         prompt = check_conversation(conversation.messages, native)
+        first_id = prompt_id(prompt)
+        row = self._identity(raw, first_id, first_id)
+        with_system = settings.prompt == "system_and_first_user"
         if native:
             messages = until_last_answer(conversation.messages)
             if len(messages) < len(conversation.messages):
                 notes.append("cut_after_last_answer")
+        elif settings.turns == "first":
+            messages = asked(conversation.messages, with_system)
         else:
-            messages = asked(conversation.messages, with_system=settings.prompt == "system_and_first_user")
-        row = {**self._identity(raw, prompt_id(prompt)), "messages": messages}
+            turns = asked_turns(conversation.messages, with_system)
+            messages = [made for turn in turns for made in turn]
+            row |= {"id": turns_id(messages), "turns": [len(turn) for turn in turns]}
+        row["messages"] = messages
         if conversation.tools and not (conversation.system_declares_tools and _has_system(messages)):
             row["tools"] = conversation.tools
         return row, notes
@@ -162,12 +178,14 @@ class Prompts:
         if not any(tokens.loss_mask):
             raise SkipRow("no_supervised_text")
         prompt = tokens.input_ids[: tokens.loss_mask.index(1)]
-        identity = self._identity(raw, content_key("prompt", prompt))
+        row_id = content_key("prompt", prompt)
+        identity = self._identity(raw, row_id, row_id)
         return {**identity, "input_ids": tokens.input_ids, "loss_mask": tokens.loss_mask}
 
-    def _identity(self, raw: Any, row_id: str) -> dict[str, Any]:
-        column_of_group = self._settings.group_by
-        group = row_id if column_of_group is None else _group(raw, column_of_group)
+    def _identity(self, raw: Any, row_id: str, group: str) -> dict[str, Any]:
+        """id, dataset and group; `group` is that of a dataset without a column for it."""
+        if self._settings.group_by is not None:
+            group = _group(raw, self._settings.group_by)
         return {"id": row_id, "dataset": self._dataset, "group": group}
 
     def _check_accounts(self) -> None:
@@ -202,52 +220,11 @@ class Prompts:
             "layout": self._settings.layout,
             "native_model": self._settings.native_model,
         }
+        if self._settings.turns == "all":
+            document["turns"] = self._turns
         if self._benchmarks is not None:
             document["benchmarks"] = self._benchmarks.described()
         return document
-
-
-def check_conversation(messages: list[Message], native: bool) -> str:
-    """The prompt of a conversation, which is its first user turn.
-
-    Raises SkipRow where there is none, or in a native conversation no answer.
-    """
-    if not messages:
-        raise SkipRow("empty_conversation")
-    first_role = next((made["role"] for made in messages if made["role"] != "system"), None)
-    if first_role == "assistant":
-        raise SkipRow("starts_with_assistant")
-    questions = (made["content"] for made in messages if made["role"] == "user")
-    prompt: str = next(questions, "")
-    if not prompt.strip():
-        raise SkipRow("empty_prompt" if any(text.strip() for text in questions) else "no_user_turn")
-    if native and not any(made["role"] == "assistant" and made["content"].strip() for made in messages):
-        raise SkipRow("no_supervised_text")
-    return prompt
-
-
-def until_last_answer(messages: list[Message]) -> list[Message]:
-    """The conversation without the turns that nobody answered."""
-    last = max(place for place, made in enumerate(messages) if made["role"] == "assistant")
-    return messages[: last + 1]
-
-
-def asked(messages: list[Message], with_system: bool) -> list[Message]:
-    """The first user turn, after the system turn before it where that is wanted and not blank."""
-    kept: list[Message] = []
-    for made in messages:
-        role, content = made["role"], made["content"]
-        if role == "user":
-            kept.append({"role": role, "content": content})
-            break
-        if with_system and role == "system" and not kept and content.strip():
-            kept.append({"role": role, "content": content})
-    return kept
-
-
-def prompt_id(text: str) -> str:
-    """A prompt's identity: its first user turn, white space aside. Answers and system texts play no part."""
-    return words_key("prompt", text)
 
 
 def _has_system(messages: list[Message]) -> bool:

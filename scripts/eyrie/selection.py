@@ -142,11 +142,13 @@ class InTurn(Selection):
 
 
 def prompt_text(row: Row) -> str:
-    """What a row asks: its first user turn, or the token ids before the first supervised one, as words."""
+    """What a row asks: its first user turn, or all where all are asked, or the token ids before the first
+    supervised one, as words."""
     if "input_ids" in row:
         length = row["loss_mask"].index(1)
         return " ".join(map(str, row["input_ids"][:length]))
-    return next(made["content"] for made in row["messages"] if made["role"] == "user")
+    questions = [made["content"] for made in row["messages"] if made["role"] == "user"]
+    return "\n".join(questions) if "turns" in row else questions[0]
 
 
 def _rank(row_id: str) -> bytes:

@@ -14,6 +14,7 @@ at each turn: then each turn is a row of its own, with the history as the target
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from eyrie.chat.encoders import load_encoder
@@ -47,6 +48,22 @@ class Chat:
     def prompt_ids(self, messages: Messages, tools: Tools = None) -> list[int]:
         """The tokens that ask for an answer: the messages and the generation prompt. Raises ChatError."""
         return self._rows.prompt(messages, tools)
+
+    def continuation_ids(
+        self,
+        history: Sequence[Messages],
+        following: Messages,
+        tools: Tools = None,
+        last_id: int | None = None,
+    ) -> list[int]:
+        """The tokens from the end of an answer up to where the next one begins.
+
+        history: the messages of each turn asked so far, the first turn's first, without answers. following:
+        those of the next turn. last_id: the answer's last token; where it ends the turn, no end is put behind
+        it, and None stands for an answer that was cut. The ids of the prompt, of the answer and these are the
+        next prompt: see eyrie/chat/turns.py. Raises ChatError.
+        """
+        return self._rows.continuation(history, following, tools, last_id)
 
     def rows(self, messages: Messages, tools: Tools = None, loss_on: LossOn = "assistant") -> list[ChatRow]:
         """A finished conversation as tokens and loss masks: one row, or one for each turn of the assistant.

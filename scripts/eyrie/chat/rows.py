@@ -14,6 +14,7 @@ from eyrie.chat.errors import ChatError
 from eyrie.chat.marks import Kind, Marks, Messages, Place, Rendered, Style, Tools
 from eyrie.chat.spans import MessageSpans, Span
 from eyrie.chat.templates import Template
+from eyrie.chat.turns import answered
 
 LossOn = Literal["assistant", "non_system", "all"]
 
@@ -59,6 +60,29 @@ class RowMaker:
             self._turn_row(marks, style, before, turn, loss_on, number if len(turns) > 1 else None)
             for number, (before, turn) in enumerate(pairwise([-1, *turns]))
         ]
+
+    def continuation(
+        self, history: Sequence[Messages], following: Messages, tools: Tools, last_id: int | None
+    ) -> list[int]:
+        """The ids between an answer and the next one. Raises ChatError."""
+        first: ChatError | None = None
+        for messages, answer in answered(history, following):
+            try:
+                return self._behind(self._marks(messages, tools), answer, last_id)
+            except ChatError as error:
+                first = first or error
+        assert first is not None
+        raise first
+
+    def _behind(self, marks: Marks, answer: int, last_id: int | None) -> list[int]:
+        """All that stands behind an answer, the end of its turn first unless last_id is one."""
+        _, rendered = self._render(marks, len(marks.messages), self._template.apply_for_answer)
+        said = MessageSpans(self._template, marks.messages, rendered).turn(answer)
+        end_id = self._tokens(marks, rendered.text[said.start : said.end], [], [])[0][-1]
+        behind = self._tokens(marks, rendered.text[said.end :], [], [])[0]
+        if end_id not in self._template.end_ids or self._template.is_ended(last_id, end_id):
+            return behind
+        return [end_id, *behind]
 
     def _marks(self, messages: Messages, tools: Tools) -> Marks:
         known = [self._with_reasoning(message) for message in messages]

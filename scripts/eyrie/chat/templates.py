@@ -32,7 +32,8 @@ class Template:
             finished = self.apply([_QUESTION, _ANSWER])
         except ChatError as error:
             raise ConfigError(f"{path}: a question and an answer are too much for it: {error}") from error
-        self.end_ids = {*read_eos_ids(path), *self._ids_behind(finished, _ANSWER["content"])}
+        self.closing_ids = frozenset(self._ids_behind(finished, _ANSWER["content"]))
+        self.end_ids = {*read_eos_ids(path), *self.closing_ids}
         self._check_pieces(path)
 
     def apply(
@@ -82,6 +83,14 @@ class Template:
             if self._control_id(control) in self.end_ids:
                 return control.end()
         return None
+
+    def is_ended(self, last_id: int | None, end_id: int) -> bool:
+        """Whether an answer's last token ends its turn where the template has end_id.
+
+        Any end token does, unless end_id belongs to what follows (some templates have no other end of a turn
+        than the sign of the next speaker): then another sign of that kind does not.
+        """
+        return last_id == end_id or (last_id in self.end_ids and end_id in self.closing_ids)
 
     def _control_id(self, found: re.Match[str]) -> int:
         return self._encoder.control_ids[found.group().strip()]
