@@ -19,7 +19,6 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,7 @@ from eyrie.config import (
     parse_settings,
 )
 from eyrie.console import run_command, start_log
+from eyrie.conversations import Conversation, Followers
 from eyrie.degenerate import is_degenerate
 from eyrie.engines import Answered, Engine, Follow, Prompt, Result
 from eyrie.engines.canary import CANARY_MESSAGES
@@ -46,6 +46,7 @@ from eyrie.records import Ledger, content_key, read_json, write_json, write_json
 from eyrie.states import states_recipe
 from eyrie.stopping import Stopped, StopRequest, end_with_snakemake
 from eyrie.tokenized import TokenCounts, read_chats, read_target, sample_row
+from eyrie.turns import Dialogue
 
 if TYPE_CHECKING:
     from eyrie.store import StateWriter
@@ -65,22 +66,15 @@ class AnsweringRecipe(Settings):
     gates: GateSettings
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A row of prompts.jsonl as token ids; the key of its answer is the hash of the ids."""
-
-    id: str
-    group: str
-    ids: Sequence[int]
-    key: str
-
-
-def read_prompts(path: Path, chat: Chat, longest: int, ledger: Ledger, log: logging.Logger) -> list[Asked]:
-    """The prompts of at most `longest` tokens, by id; the ledger counts the others."""
+def read_prompts(
+    path: Path, chat: Chat, longest: int, ledger: Ledger, log: logging.Logger
+) -> list[Conversation]:
+    """Those whose first prompt has at most `longest` tokens, by id; the ledger counts the others."""
     prompts = []
     for row in read_chats(path):
+        dialogue = Dialogue(chat, row)
         try:
-            ids = chat.prompt_ids(row["messages"], row.get("tools"))
+            ids = dialogue.first_prompt()
         except ChatError as error:
             if not ledger.skipped["template_error"]:
                 log.warning("prompt %s: %s", row["id"], error)
@@ -89,8 +83,12 @@ def read_prompts(path: Path, chat: Chat, longest: int, ledger: Ledger, log: logg
         if len(ids) > longest:
             ledger.skip("prompt_too_long")
         else:
-            # As an array: a list of Python's own numbers takes ten times the memory.
-            prompts.append(Asked(row["id"], row["group"], array("I", ids), content_key(ids)))
+            # As an array: a list of Python's own numbers takes ten times the memory. A single turn needs no
+            # messages any more.
+            further = dialogue if len(dialogue) > 1 else None
+            prompts.append(
+                Conversation(row["id"], row["group"], array("I", ids), content_key(ids), further, longest)
+            )
     return prompts
 
 
@@ -175,16 +173,47 @@ class Answering:
         self.failed |= {one.key: one.reason for one in group if not isinstance(one, Answered)}
 
 
+def make_all(
+    answers: Answers,
+    conversations: Sequence[Conversation],
+    wanted: Wanted,
+    arguments: argparse.Namespace,
+    log: logging.Logger,
+) -> tuple[list[str], dict[str, str]]:
+    """Answer every turn that has no answer in the store; all keys that were asked, and why some have none.
+
+    Turns that follow are asked as soon as they can be. What is still open then (of conversations that begin
+    alike one was followed) is asked in another round.
+    """
+    prompts = {one.key: one.ids for one in conversations}
+    failed: dict[str, str] = {}
+    while True:
+        with answers.find(list(prompts)) as found:
+            open_turns = {
+                turn.key: turn.ids
+                for one in conversations
+                for turn in one.turns(found)
+                if turn.answer is None and turn.key not in failed
+            }
+            known = open_turns.keys() <= prompts.keys()
+            prompts |= open_turns
+            if not known:
+                continue
+            followers = Followers(conversations, found)
+        if not open_turns:
+            return list(prompts), failed
+        failed |= make_missing(answers, open_turns, followers, wanted, arguments, log)
+
+
 def make_missing(
     answers: Answers,
     prompts: Mapping[str, Sequence[int]],
+    follow: Follow,
     wanted: Wanted,
     arguments: argparse.Namespace,
     log: logging.Logger,
 ) -> dict[str, str]:
     """Answer the prompts {key: token ids} that have no answer in the store; why others got none, by key."""
-    if not answers.missing(prompts):
-        return {}
     settings = parse_settings(EngineSettings, arguments.engine)
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest(settings.stop_grace))
@@ -205,7 +234,7 @@ def make_missing(
         answers.note_engine(engine.described())
         progress = AnsweringProgress(arguments.dataset, len(missing), log, _progress_path(arguments.log))
         answering = Answering(engine, journal, states, progress)
-        answering.run(missing, sampling)
+        answering.run(missing, sampling, follow)
         return answering.failed
 
 
@@ -221,46 +250,52 @@ class Rows:
         self._recipe = recipe
         self._ledger = ledger
         self.reasons: Counter[str] = Counter()
-        """Answers by finish reason, and `degenerate` ones; all of them, kept or not."""
+        """Answers by finish reason and `degenerate` ones, kept or not; `turns` of all conversations, and those
+        that `failed`."""
         self.counts = TokenCounts()
         self.warnings: list[str] = []
 
     def made(
-        self, prompts: Sequence[Asked], answers: Mapping[str, Mapping[str, Any]], failed: Mapping[str, str]
+        self,
+        conversations: Sequence[Conversation],
+        answers: Mapping[str, Mapping[str, Any]],
+        failed: Mapping[str, str],
     ) -> Iterator[dict[str, Any]]:
-        """Each prompt's row, unless its answer failed or is left out; the gates judge after the last.
+        """Each conversation's row, unless its answer failed or is left out; the gates judge after the last.
 
-        Raises GateError then, so that a file of these rows is never finished.
+        Where a later turn failed, the row holds those before it. Raises GateError at the end, so that a file
+        of these rows is never finished.
         """
         sampling, greedy = self._recipe.sampling, self._recipe.sampling.temperature == 0.0
-        for prompt in prompts:
-            answer = answers.get(prompt.key)
-            if answer is None:
-                self._ledger.skip(f"failed_{failed[prompt.key]}")
+        for one in conversations:
+            asked = list(one.turns(answers))
+            given = [turn.answer for turn in asked if turn.answer is not None]
+            self.reasons["turns"] += len(one)
+            self.reasons["failed"] += len(asked) - len(given)
+            if not given:
+                self._ledger.skip(f"failed_{failed[one.key]}")
                 continue
-            ids, finish = answer["token_ids"], answer["finish_reason"]
-            degenerate = is_degenerate(ids)
-            self.reasons[finish] += 1
-            self.reasons["degenerate"] += degenerate
+            loops = [is_degenerate(answer["token_ids"]) for answer in given]
+            self.reasons.update(answer["finish_reason"] for answer in given)
+            self.reasons["degenerate"] += sum(loops)
+            finish, degenerate = given[-1]["finish_reason"], any(loops)
             if finish == "length" and not sampling.keep_truncated:
                 self._ledger.skip("truncated")
             elif degenerate and sampling.drop_degenerate:
                 self._ledger.skip("degenerate")
             else:
                 self._ledger.keep()
-                mask = [0] * len(prompt.ids) + [1] * len(ids)
-                chat = {"id": prompt.id, "group": prompt.group}
-                row = sample_row(
-                    *(self._dataset, chat, [*prompt.ids, *ids], mask, finish, greedy, self._recipe.split)
-                )
+                ids, mask = one.sample(given)
+                chat = {"id": one.id, "group": one.group}
+                row = sample_row(self._dataset, chat, ids, mask, finish, greedy, self._recipe.split)
                 self.counts.add(row)
                 yield row
         self._judge()
 
     def _judge(self) -> None:
         gates, answered = self._recipe.gates, self.reasons["stop"] + self.reasons["length"]
-        failed = sum(n for reason, n in self._ledger.skipped.items() if reason.startswith("failed_"))
-        self.warnings += check_answers(self._dataset, answered, self.reasons["length"], failed, gates)
+        counts = answered, self.reasons["length"], self.reasons["failed"]
+        self.warnings += check_answers(self._dataset, *counts, gates)
         self.warnings += check_samples(self._dataset, self._ledger, gates)
 
 
@@ -276,8 +311,9 @@ def main() -> None:
 
     ledger = Ledger()
     longest = target["max_position_embeddings"] - recipe.sampling.max_new_tokens
-    prompts = read_prompts(arguments.prompts, chat, longest, ledger, log)
-    by_key = {prompt.key: prompt.ids for prompt in prompts}
+    conversations = read_prompts(arguments.prompts, chat, longest, ledger, log)
+    several_turns = any(len(one) > 1 for one in conversations)
+    context = longest if several_turns else max((len(one.ids) for one in conversations), default=0)
     asked = {
         "version": recipe.version,
         "target_revision": target["revision"],
@@ -291,16 +327,16 @@ def main() -> None:
         dtype=recipe.dtype,
         states=parse_settings(HiddenStatesSettings, arguments.states),
         sampling=recipe.sampling,
-        context=max((len(prompt.ids) for prompt in prompts), default=0) + recipe.sampling.max_new_tokens,
+        context=context + recipe.sampling.max_new_tokens,
         canary_prompt=chat.prompt_ids(CANARY_MESSAGES),
         canaries=answers.canaries(),
         server_log=(arguments.log or arguments.out).with_suffix(".server.log"),
     )
-    failed = make_missing(answers, by_key, wanted, arguments, log)
+    keys, failed = make_all(answers, conversations, wanted, arguments, log)
 
     rows = Rows(arguments.dataset, recipe, ledger)
-    with answers.find(list(by_key)) as found:
-        write_jsonl(arguments.out, rows.made(prompts, found, failed))
+    with answers.find(keys) as found:
+        write_jsonl(arguments.out, rows.made(conversations, found, failed))
     write_json(
         arguments.ledger,
         {
@@ -317,6 +353,7 @@ def main() -> None:
             **rows.counts.as_dict(),
             "finish_reasons": {reason: rows.reasons[reason] for reason in ("stop", "length")},
             "degenerate": rows.reasons["degenerate"],
+            "turns": {name: rows.reasons[name] for name in ("turns", "failed")},
         },
     )
     log.info(
