@@ -250,7 +250,7 @@ class Rows:
         self._recipe = recipe
         self._ledger = ledger
         self.reasons: Counter[str] = Counter()
-        """Answers by finish reason and `degenerate` ones, kept or not; all `turns`, and those that `failed`."""
+        """Answers by finish reason, kept or not, `degenerate` ones, all `turns`, and those that `failed`."""
         self.counts = TokenCounts()
         self.warnings: list[str] = []
 
