@@ -4,8 +4,8 @@ A conversation of several turns is kept as the tokens that the target read and g
 two answers (the end of the turn, the next question, the generation prompt) is cut out of what the template
 makes of this conversation; the target's own answers never go through it. So they stay in the history as they
 were generated, reasoning and tool calls included. A template may rewrite its history and strip the reasoning
-of earlier turns, and a server that renders every request anew shows the target such a history; here the tokens
-win, since a prompt that begins with all tokens before it makes one sample and is computed once.
+of earlier turns, and a server that renders every request anew shows the target such a history; here the
+tokens win, since a prompt that begins with all tokens before it makes one sample and is computed once.
 """
 
 from __future__ import annotations
