@@ -90,7 +90,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, default_target: Path) -> Ite
     if not (ROOT / ".venv-vllm/.ready").exists():
         pytest.skip("vLLM is not there: `make vllm-env` sets it up")
     folder = Folder(tmp_path_factory.mktemp("vllm"))
-    folder.configure("ours.yaml", engine={"kind": "in_process", "threads": 2})
+    folder.configure("ours.yaml", engine={"kind": "in_process", "threads": 1})
     engine = yaml.safe_load((ROOT / "configs/vllm.yaml").read_text())["engine"]
     folder.configure("theirs.yaml", engine=engine, work="work-vllm")
     build = ("-m", "snakemake", "--cores", "2", "responses")
