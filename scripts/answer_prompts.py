@@ -272,7 +272,7 @@ class Rows:
             self.reasons["turns"] += len(one)
             self.reasons["failed"] += len(asked) - len(given)
             if not given:
-                self._ledger.skip(f"failed_{failed[one.key]}")
+                self._ledger.skip(f"failed:{failed[one.key]}")
                 continue
             loops = [is_degenerate(answer["token_ids"]) for answer in given]
             self.reasons.update(answer["finish_reason"] for answer in given)

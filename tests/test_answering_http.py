@@ -120,7 +120,7 @@ def test_what_fails_is_counted_judged_and_asked_by_the_next_run(stages: Stages) 
         assert 0 < answered < QUESTIONS
         assert not (stages.folder / "tokenized_data.jsonl").exists()
         stages.answer(recipe({"max_failed_share": 0.9}), settings)
-        failed = stages.ledger()["skipped"]["failed_aborted"]
+        failed = stages.ledger()["skipped"]["failed:aborted"]
         assert failed == server.faults["abort"] - (QUESTIONS - answered)
         assert answered < len(stages.journal()) == stages.ledger()["kept"] == QUESTIONS - failed
         stages.answer(engine=settings)

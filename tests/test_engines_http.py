@@ -198,23 +198,24 @@ def test_servers_side_by_side_are_kept_full_and_a_dead_ones_work_goes_to_the_oth
                 other.go.set()
         check_right(found, asked)
         assert one.most_running == other.most_running == SAMPLING.max_in_flight
-        assert sum(one.asked.values()) == SAMPLING.max_in_flight
-        assert sum(other.asked.values()) == 200
+        # How many more reach it until it is gone is a matter of the machine; the rest is the other's work.
+        assert SAMPLING.max_in_flight <= sum(one.asked.values()) < 100 < sum(other.asked.values())
 
 
 def test_a_server_that_came_back_must_prove_itself() -> None:
     def verify(url: str) -> None:
         raise EngineError(f"{url} serves another model")
 
-    with FaultServer("vllm", delay=0.01) as server:
+    with FaultServer("vllm", delay=0.05) as server:
         running = engine([server])
         running.verify = verify
-        groups = running.answer(prompts(400), SAMPLING)
-        next(groups)
-        die_for_a_while(server, 0.3)
+        # It dies with requests in flight, so that its absence is seen.
+        killer = threading.Timer(0.3, die_for_a_while, args=(server, 0.3))
+        killer.start()
         with pytest.raises(EngineError, match="serves another model"):
-            for _ in groups:
+            for _ in running.answer(prompts(2000), SAMPLING):
                 pass
+        killer.join()
 
 
 def test_prompts_are_taken_as_they_are_needed() -> None:
