@@ -5,13 +5,14 @@
 
 The command finds the server's address in EYRIE_SERVER_URLS, and so do all jobs that it starts: one start
 serves all datasets. Ctrl-C, SIGTERM and SIGHUP are handed to the command's processes, which finish what is
-running. When the server ends first the command is stopped. The status is the command's, or 1 where the
-server failed.
+running; what has not ended engine.stop_grace and a minute later is stopped. When the server ends first the
+command is stopped. The status is the command's, or 1 where the server failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -29,6 +30,8 @@ from eyrie.console import run_command, start_log
 from eyrie.serving import HOST, URLS_VARIABLE, Kept, Server, fill_command, free_port
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# What a command has beyond the grace of its jobs to end after a signal.
+_SECONDS_TO_END = 60.0
 _HEALTH_PATHS = {"vllm": "/health", "sglang": "/ready"}
 
 
@@ -74,29 +77,43 @@ def server_of(config: Config) -> Server:
     )
 
 
-def run_beside(server: Server, command: list[str], grace: float) -> int:
-    """Run the command beside the server; returns its status. Raises ServerError if the server ends first."""
-    environment = {**os.environ, URLS_VARIABLE: server.url}
-    with Kept(command, grace, environment=environment) as kept, _handed_to(kept):
-        while (status := kept.poll()) is None:
-            server.check()
-            time.sleep(0.2)
-    return status
+class Beside:
+    """A command that runs beside the server, for as long as both run."""
 
+    def __init__(self, server: Server, command: list[str], grace: float) -> None:
+        self._server = server
+        self._command = command
+        self._grace = grace
+        self._deadline = math.inf
 
-@contextmanager
-def _handed_to(kept: Kept) -> Iterator[None]:
-    """Hand signals to the command, which ends by them or not, rather than end by them."""
+    def run(self) -> int:
+        """Run it; returns its status. Raises ServerError if the server ends first."""
+        environment = {**os.environ, URLS_VARIABLE: self._server.url}
+        with Kept(self._command, self._grace, environment=environment) as kept, self._handed_to(kept):
+            while (status := kept.poll()) is None:
+                self._server.check()
+                if time.monotonic() > self._deadline:
+                    break
+                time.sleep(0.2)
+            else:
+                return status
+        # Leaving the block has stopped it.
+        return kept.poll() or 1
 
-    def hand_on(number: int, frame: FrameType | None) -> None:
-        kept.send(signal.Signals(number))
+    @contextmanager
+    def _handed_to(self, kept: Kept) -> Iterator[None]:
+        """Hand signals to the command rather than end by them; it then has its time to end."""
 
-    former = {number: signal.signal(number, hand_on) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        def hand_on(number: int, frame: FrameType | None) -> None:
+            kept.send(signal.Signals(number))
+            self._deadline = min(self._deadline, time.monotonic() + self._grace + _SECONDS_TO_END)
+
+        former = {number: signal.signal(number, hand_on) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
 
 
 def main() -> None:
@@ -114,7 +131,7 @@ def main() -> None:
     start_log("with_server", None)
     config = read_config(arguments.config)
     with server_of(config) as server:
-        status = run_beside(server, arguments.command, config.engine.stop_grace)
+        status = Beside(server, arguments.command, config.engine.stop_grace).run()
     sys.exit(status)
 
 

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import requests
 
+import with_server
 from eyrie import keeper
 from eyrie.serving import (
     HOST,
@@ -439,6 +441,18 @@ def test_with_server_hands_signals_to_the_command(place: Place) -> None:
     beside.process.terminate()
     assert beside.end()[0] == 9
     assert not living(place.pids())
+
+
+def test_a_command_that_does_not_end_after_a_signal_is_stopped(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(with_server, "_SECONDS_TO_END", 0.3)
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    with place.server() as server:
+        beside = with_server.Beside(server, [sys.executable, "-S", "-c", deaf], 0.3)
+        timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGTERM))
+        timer.start()
+        assert beside.run() == 128 + signal.SIGKILL
 
 
 def test_kill_of_with_server_ends_command_and_server(place: Place) -> None:
