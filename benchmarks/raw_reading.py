@@ -5,8 +5,9 @@ conversations (80 kB, JSON lines), problems with solutions (2.7 kB, JSON lines),
 (7 kB, one JSON array). The whole stage is measured (verifying the file's digest, reading, layout, ids,
 selection of at most 1,000 rows, writing), in a process of its own that reports its peak memory. The
 baseline parses the same bytes and drops the values: line by line, or the array at once, as `json.loads` has
-no other way. Rounds alternate and the best of each counts, since other work on the machine only ever slows
-one down.
+no other way. The seconds are the process's own on the processor, so that waiting for the disk or for other
+work on the machine does not count. Rounds alternate and the best of each counts, since other work only ever
+slows one down.
 
     python benchmarks/raw_reading.py [--megabytes 32] [--rounds 3]
 """
@@ -103,22 +104,22 @@ def prompts_seconds(shape: str, path: Path) -> float:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_json(folder / "source.json", {"files": [described]})
-        start = time.perf_counter()
+        start = time.process_time()
         out, ledger, rejects = (folder / name for name in ("prompts.jsonl", "ledger.json", "rejects.jsonl"))
         Prompts(shape, settings, folder / "source.json").write(out, ledger, rejects)
-        return time.perf_counter() - start
+        return time.process_time() - start
 
 
 def loads_seconds(shape: str, path: Path) -> float:
     """The time that `json.loads` takes with a file."""
-    start = time.perf_counter()
+    start = time.process_time()
     if SHAPES[shape][1] == "json":
         json.loads(path.read_bytes())
     else:
         with path.open("rb") as file:
             for line in file:
                 json.loads(line)
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def measured_apart(shape: str, path: Path, what: str) -> tuple[float, float]:

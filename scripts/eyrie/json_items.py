@@ -95,7 +95,8 @@ def _checked(text: str, value: Any) -> Any:
     try:
         if not text.isascii():
             text.encode()
-        check_surrogates(text, value)
+        if "\\" in text:
+            check_surrogates(text, value)
     except UnicodeEncodeError as error:
         return JsonError("not_utf8", f"byte {ord(text[error.start]) - 0xDC00:#x} is not UTF-8")
     except JsonError as error:

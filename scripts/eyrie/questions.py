@@ -13,14 +13,14 @@ def check_conversation(messages: list[Message], native: bool) -> str:
     """
     if not messages:
         raise SkipRow("empty_conversation")
-    first_role = next((made["role"] for made in messages if made["role"] != "system"), None)
-    if first_role == "assistant":
+    spoken = [made for made in messages if made["role"] != "system"]
+    if spoken and spoken[0]["role"] == "assistant":
         raise SkipRow("starts_with_assistant")
-    questions = (made["content"] for made in messages if made["role"] == "user")
-    prompt: str = next(questions, "")
+    questions: list[str] = [made["content"] for made in spoken if made["role"] == "user"]
+    prompt = questions[0] if questions else ""
     if not prompt.strip():
-        raise SkipRow("empty_prompt" if any(text.strip() for text in questions) else "no_user_turn")
-    if native and not any(made["role"] == "assistant" and made["content"].strip() for made in messages):
+        raise SkipRow("empty_prompt" if any(map(str.strip, questions)) else "no_user_turn")
+    if native and not any(made["role"] == "assistant" and made["content"].strip() for made in spoken):
         raise SkipRow("no_supervised_text")
     return prompt
 

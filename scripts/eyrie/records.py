@@ -160,20 +160,11 @@ def check_surrogates(text: str, value: object) -> None:
 
     text: the JSON that was parsed to the value; it has no escaped surrogate where nothing is to be found.
     """
-    if "\\" in text and _SURROGATE.search(text):
+    if _SURROGATE.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError as error:
             raise JsonError("lone_surrogate", "a lone surrogate, which is not text") from error
-
-
-def _decoded(text: str) -> Any:
-    """The text's value; one that fills its line is had without looking for blanks around it."""
-    if text.startswith(("{", "[")):
-        value, end = STRICT_DECODER.raw_decode(text)
-        if text[end:] in ("", "\n", "\r\n"):
-            return value
-    return STRICT_DECODER.decode(text)
 
 
 def parse_json_strictly(data: bytes) -> Any:
@@ -186,8 +177,12 @@ def parse_json_strictly(data: bytes) -> Any:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise JsonError("not_utf8", str(error)) from error
-    value = _decoded(text)
-    check_surrogates(text, value)
+    # A value that fills its line is had without looking for blanks around it.
+    value, end = STRICT_DECODER.raw_decode(text) if text.startswith(("{", "[")) else (None, None)
+    if end is None or text[end:] not in ("", "\n", "\r\n"):
+        value = STRICT_DECODER.decode(text)
+    if "\\" in text:
+        check_surrogates(text, value)
     return value
 
 

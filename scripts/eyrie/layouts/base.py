@@ -56,7 +56,7 @@ class Tokens:
     """1 where the token of the same place is supervised; as long as input_ids."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Conversation:
     """A row as messages of the roles system, user, assistant and tool; every content is a string.
 
