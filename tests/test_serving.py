@@ -108,7 +108,7 @@ class Place:
     def job(self, mode: str = "well") -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", JOB, str(self.folder), str(self.port), mode]
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
-        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, preexec_fn=heed_signals)
 
     def pids(self) -> list[int]:
         wait_until((self.folder / "pids").exists)
@@ -119,6 +119,12 @@ class Place:
 
     def keeper(self) -> int:
         return int(json.loads(self.note().read_text())["keeper"][0])
+
+
+def heed_signals() -> None:
+    """Tests that run in the background, or under nohup, would hand it down that these are ignored."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def wait_until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
