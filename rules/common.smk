@@ -15,6 +15,7 @@ from eyrie.config import CONFIG_FILES_VARIABLE, ConfigError, parse_config
 from eyrie.records import canonical_json, write_json
 from eyrie.recipes import (
     EVALUATION_VERSION,
+    answering_priority,
     answering_recipe,
     benchmark_files,
     capture_recipe,
@@ -74,10 +75,8 @@ ENGINE = canonical_json(CONFIG.engine.model_dump(mode="json"))
 IN_FLIGHT = requests_in_flight(CONFIG)
 # A job that starts a server takes all of the host's GPUs: one at a time. Of jobs that ask a running server,
 # as many as the profile allows: the last answers of one dataset and the first of the next share it.
-STARTS_SERVER = CONFIG.engine.kind != "in_process" and not (
-    server_urls() or CONFIG.engine.urls
-)
 ASKS_SERVER = CONFIG.engine.kind != "in_process"
+STARTS_SERVER = ASKS_SERVER and not (server_urls() or CONFIG.engine.urls)
 # Which states the answering pass leaves in the store on its way; its own result does not depend on them.
 STATES = canonical_json(CONFIG.hidden_states.model_dump(mode="json"))
 
@@ -87,21 +86,8 @@ wildcard_constraints:
 
 
 def priority_of(wildcards):
-    """Which datasets are answered first.
-
-    On a server those with shorter answers: most of what there is, and soon there. In process those of the
-    long partition: a job has a core to itself, and the longest must not be left to run alone at the end.
-    """
-    dataset = CONFIG.datasets[wildcards.dataset]
-    if dataset.kind == "native":
-        return 0
-    if not ASKS_SERVER:
-        return 1 + (dataset.partition == "long")
-    lengths = {partition.max_new_tokens for partition in CONFIG.partitions.values()}
-    return sum(
-        length >= CONFIG.partitions[dataset.partition].max_new_tokens
-        for length in lengths
-    )
+    """Which datasets are answered first."""
+    return answering_priority(CONFIG, wildcards.dataset)
 
 
 onstart:

@@ -192,16 +192,16 @@ def make_all(
             open_turns = {
                 turn.key: turn.ids
                 for one in conversations
-                for turn in one.turns(found)
-                if turn.answer is None and turn.key not in failed
+                if (turn := one.open_turn(found)) is not None and turn.key not in failed
             }
-            known = open_turns.keys() <= prompts.keys()
+            if not open_turns:
+                return list(prompts), failed
+            # Turns met for the first time were not looked up yet.
+            looked_up = open_turns.keys() <= prompts.keys()
             prompts |= open_turns
-            if not known:
+            if not looked_up:
                 continue
             followers = Followers(conversations, found)
-        if not open_turns:
-            return list(prompts), failed
         failed |= make_missing(answers, open_turns, followers, wanted, arguments, log)
 
 

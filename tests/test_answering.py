@@ -15,7 +15,7 @@ from eyrie.journals import Journal, StoreError
 from eyrie.records import read_json, write_jsonl
 from eyrie.states import states_recipe
 from eyrie.store import StateStore
-from tiny_target import DATASET, RECIPE, STATES, Stages, question
+from tiny_target import DATASET, RECIPE, STATES, Stages, forbid_the_model, question
 
 QUESTIONS = 24
 
@@ -66,12 +66,7 @@ def test_what_is_in_the_store_needs_no_model(stages: Stages, monkeypatch: pytest
     before = stages.results()
     for name in before:
         (stages.folder / name).unlink()
-
-    def no_model(*_: object) -> None:
-        raise AssertionError("the model was loaded")
-
-    monkeypatch.setattr("answer_prompts.open_engine", no_model)
-    monkeypatch.setattr("eyrie.target.Target", no_model)
+    forbid_the_model(monkeypatch)
     stages.answer()
     stages.capture()
     assert stages.results() == before

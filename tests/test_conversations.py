@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from eyrie.records import content_key
-from tiny_target import DATASET, Stages
+from tiny_target import DATASET, Stages, forbid_the_model
 
 FOLLOWING = ["And why is that?", "Please say it in other words.", "Thank you, and what comes next?"]
 
@@ -77,12 +77,7 @@ def test_a_rerun_asks_nothing_and_states_are_those_of_the_last_pass(
     stages.answer()
     stages.capture()
     before = stages.results()
-
-    def no_model(*_: object) -> None:
-        raise AssertionError("the model was loaded")
-
-    monkeypatch.setattr("answer_prompts.open_engine", no_model)
-    monkeypatch.setattr("eyrie.target.Target", no_model)
+    forbid_the_model(monkeypatch)
     stages.answer()
     stages.capture()
     assert stages.results() == before

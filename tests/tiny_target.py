@@ -47,6 +47,16 @@ def question(number: int) -> dict[str, Any]:
     return {"id": key, "dataset": DATASET, "group": key, "messages": [{"role": "user", "content": text}]}
 
 
+def forbid_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on, a stage that opens an engine or loads the target fails."""
+
+    def no_model(*_: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("answer_prompts.open_engine", no_model)
+    monkeypatch.setattr("eyrie.target.Target", no_model)
+
+
 class Stages:
     """A folder in which the stages run on the tiny target, with paths as short as in a build."""
 

@@ -21,6 +21,8 @@ from eyrie.turns import Dialogue
 class Turn:
     """One question: the ids that ask it, their hash, and the store's row of the answer if there is one."""
 
+    number: int
+    """From 0."""
     key: str
     ids: Sequence[int]
     answer: Mapping[str, Any] | None
@@ -53,11 +55,18 @@ class Conversation:
         key, ids = self.key, self.ids
         for number in range(len(self)):
             answer = answers.get(key)
-            yield Turn(key, ids, answer)
+            yield Turn(number, key, ids, answer)
             following = None if answer is None else self.following(number, ids, answer)
             if following is None:
                 return
             key, ids = following
+
+    def open_turn(self, answers: Mapping[str, Mapping[str, Any]]) -> Turn | None:
+        """The turn that is to be asked next; None where there is none. A single turn's answer is not read."""
+        if self.dialogue is None:
+            return None if self.key in answers else Turn(0, self.key, self.ids, None)
+        *_, last = self.turns(answers)
+        return last if last.answer is None else None
 
     def following(self, number: int, ids: Sequence[int], answer: Mapping[str, Any]) -> Prompt | None:
         """The prompt after the answer to turn `number`, which `ids` asked; None where it ends."""
@@ -84,10 +93,8 @@ class Followers:
     ) -> None:
         self._waiting: dict[str, list[tuple[Conversation, int, Sequence[int]]]] = defaultdict(list)
         for conversation in conversations:
-            if conversation.dialogue is not None:
-                *_, last = enumerate(conversation.turns(answers))
-                if last[1].answer is None:
-                    self._waiting[last[1].key].append((conversation, last[0], last[1].ids))
+            if conversation.dialogue is not None and (turn := conversation.open_turn(answers)) is not None:
+                self._waiting[turn.key].append((conversation, turn.number, turn.ids))
 
     def __call__(self, answered: Answered) -> Prompt | None:
         """The next prompt after this answer; of several conversations that waited for it, the first one's."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -122,6 +122,17 @@ def _key_of(line: bytes) -> bytes:
     return line[len(_KEY_PREFIX) : line.find(b'"', len(_KEY_PREFIX))]
 
 
+def _rows_under(file: IO[bytes], wanted: Set[bytes]) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Place, key and row of each whole line under a wanted key; other lines are not parsed."""
+    start = 0
+    for line in file:
+        key = _key_of(line)
+        row = _parsed(line) if key in wanted else None
+        if row is not None:
+            yield start, key.decode(), row
+        start += len(line)
+
+
 def _in_order(folder: Path, pattern: str, first: str | None) -> list[Path]:
     return sorted(folder.glob(pattern), key=lambda path: (path.name != first, path.name))
 
@@ -138,14 +149,9 @@ class FoundRows(Mapping[str, dict[str, Any]]):
         self._files: list[IO[bytes]] = []
         self._places: dict[str, tuple[int, int]] = {}
         for path in _in_order(folder, pattern, first):
-            file = path.open("rb")
-            self._files.append(file)
-            start = 0
-            for line in file:
-                key = _key_of(line)
-                if key in wanted and key.decode() not in self._places and _parsed(line) is not None:
-                    self._places[key.decode()] = (len(self._files) - 1, start)
-                start += len(line)
+            self._files.append(path.open("rb"))
+            for start, key, _ in _rows_under(self._files[-1], wanted):
+                self._places.setdefault(key, (len(self._files) - 1, start))
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         number, start = self._places[key]
@@ -202,11 +208,9 @@ def read_journals(
     found: dict[str, dict[str, Any]] = {}
     for path in _in_order(folder, pattern, None):
         with path.open("rb") as file:
-            for line in file:
-                key = _key_of(line)
-                row = _parsed(line) if key in wanted else None
-                if row is not None and (counts is None or counts(row)):
-                    found.setdefault(key.decode(), row)
+            for _, key, row in _rows_under(file, wanted):
+                if counts is None or counts(row):
+                    found.setdefault(key, row)
     return found
 
 

@@ -75,6 +75,21 @@ def requests_in_flight(config: Config) -> str:
     )
 
 
+def answering_priority(config: Config, name: str) -> int:
+    """How early a dataset is answered; the highest first, and native ones, which nobody answers, at 0.
+
+    On a server those with shorter answers: most of what there is, and soon there. In process those of the
+    long partition: a job has a core to itself, and the longest must not be left to run alone at the end.
+    """
+    dataset = config.datasets[name]
+    if dataset.kind == "native":
+        return 0
+    if config.engine.kind == "in_process":
+        return 2 if dataset.partition == "long" else 1
+    lengths = {partition.max_new_tokens for partition in config.partitions.values()}
+    return sum(length >= config.partitions[dataset.partition].max_new_tokens for length in lengths)
+
+
 def tokenizing_recipe(config: Config, name: str) -> str:
     """What the samples of a native dataset depend on."""
     dataset = config.datasets[name]
