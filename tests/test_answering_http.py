@@ -61,12 +61,17 @@ def test_rows_hold_what_the_server_gave_in_the_order_of_the_prompts(stages: Stag
     assert not (stages.folder / "store/hidden_states").exists()
 
 
-def test_one_prompt_more_is_one_request_more(stages: Stages) -> None:
+def test_one_row_edited_of_a_thousand_is_one_new_request(stages: Stages) -> None:
+    rows = [question(number) for number in range(1000)]
+    stages.write_prompts(rows)
     with served(stages) as server:
         stages.answer(engine=engine(server))
-        stages.write_prompts(map(question, range(1, QUESTIONS + 1)))
+        assert server.asked.total() == 1000
+        rows[500] = question(1000)
+        stages.write_prompts(rows)
         stages.answer(engine=engine(server))
-        assert server.asked.total() == QUESTIONS + 1
+        assert server.asked.total() == 1001
+        assert len(stages.samples()) == 1000
 
 
 @pytest.mark.parametrize(
