@@ -74,6 +74,7 @@ def server_of(config: Config) -> Server:
         ready_timeout=engine.ready_timeout,
         stop_grace=engine.stop_grace,
         health_path=_HEALTH_PATHS[engine.kind],
+        restarts=engine.restarts,
     )
 
 
@@ -87,7 +88,7 @@ class Beside:
         self._deadline = math.inf
 
     def run(self) -> int:
-        """Run it; returns its status. Raises ServerError if the server ends first."""
+        """Run it; returns its status. Raises ServerError if the server ends for good."""
         environment = {**os.environ, URLS_VARIABLE: self._server.url}
         with Kept(self._command, self._grace, environment=environment) as kept, self._handed_to(kept):
             while (status := kept.poll()) is None:

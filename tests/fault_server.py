@@ -70,6 +70,8 @@ class Serving:
     hang_seconds: float = 30.0
     poison: tuple[int, ...] = ()
     """A prompt that holds one of these ids is refused with status 400."""
+    dies_after: int = 0
+    """Its process ends with status 3 when it is asked the next prompt after so many; 0: never."""
     speculative_algorithm: str | None = None
     hidden_width: int = 192
     salt: str = ""
@@ -301,6 +303,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, self._reply(request, ids, None))
             return
         fault = owner.fault_for(ids, owner.note("asked", ids))
+        if 0 < serving.dies_after < owner.asked.total():
+            os._exit(3)
         while not owner.go.wait(0.02) and not owner.closing.is_set():
             pass
         if serving.delay:

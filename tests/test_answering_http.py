@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from eyrie.config import ConfigError
 from eyrie.engines import EngineError
 from eyrie.gates import GateError
 from eyrie.records import read_json
+from eyrie.serving import ServerError
 from fault_server import FaultServer, generated
 from tiny_target import DATASET, RECIPE, Stages, question
 
@@ -184,6 +187,30 @@ def test_sigterm_keeps_what_was_running_and_the_next_run_goes_on(stages: Stages)
         stages.answer(recipe(max_in_flight=64), settings)
         assert set(server.asked.values()) == {1}
         assert len(stages.samples()) == 400
+
+
+def test_a_server_that_dies_at_work_is_started_again_and_nothing_is_lost(stages: Stages) -> None:
+    target = read_json(stages.folder / "target.json")
+    record = stages.folder / "asked.txt"
+    serving = {
+        "vocab_size": target["vocab_size"],
+        "eos_ids": target["eos_ids"],
+        "model": "tiny",
+        "delay": 0.05,
+        "dies_after": 12,
+        "record": str(record),
+    }
+    server = shlex.join([sys.executable, str(Path(__file__).with_name("fault_server.py"))])
+    settings = {
+        "kind": "vllm",
+        **FAST,
+        "command": f"{server} --port {{port}} --settings '{json.dumps(serving)}'",
+    }
+    with pytest.raises(ServerError, match="ended after 1 restarts with status 3"):
+        stages.answer(recipe(max_in_flight=4), engine={**settings, "restarts": 1})
+    assert 0 < len(stages.journal()) < QUESTIONS
+    stages.answer(recipe(max_in_flight=4), engine=settings)
+    assert len(stages.samples()) == len(stages.journal()) == QUESTIONS
 
 
 def test_the_command_line_keeps_its_engine_out_of_the_key(stages: Stages) -> None:

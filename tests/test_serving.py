@@ -95,7 +95,9 @@ class Place:
         self.port = free_port()
         (folder / "server.py").write_text(SERVER)
 
-    def server(self, mode: str = "well", ready_timeout: float = 60.0, stop_grace: float = 0.3) -> Server:
+    def server(
+        self, mode: str = "well", ready_timeout: float = 60.0, stop_grace: float = 0.3, restarts: int = 0
+    ) -> Server:
         script, pids = str(self.folder / "server.py"), str(self.folder / "pids")
         return Server(
             [sys.executable, script, str(self.port), pids, mode],
@@ -103,12 +105,13 @@ class Place:
             log=self.folder / "server.log",
             ready_timeout=ready_timeout,
             stop_grace=stop_grace,
+            restarts=restarts,
         )
 
     def job(self, mode: str = "well") -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", JOB, str(self.folder), str(self.port), mode]
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
-        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, preexec_fn=heed_signals)
+        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
 
     def pids(self) -> list[int]:
         wait_until((self.folder / "pids").exists)
@@ -119,12 +122,6 @@ class Place:
 
     def keeper(self) -> int:
         return int(json.loads(self.note().read_text())["keeper"][0])
-
-
-def heed_signals() -> None:
-    """Tests that run in the background, or under nohup, would hand it down that these are ignored."""
-    for number in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def wait_until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -254,6 +251,28 @@ def test_a_killed_server_is_named_by_its_signal(place: Place) -> None:
             wait_until(lambda: bool(server.check()))
 
 
+def test_a_server_that_dies_at_work_is_started_again_so_often(place: Place) -> None:
+    with place.server(restarts=1) as server:
+        first = place.pids()
+        os.kill(first[0], signal.SIGKILL)
+        wait_until(lambda: bool(server.check()) or place.pids() != first)
+        second = place.pids()
+        wait_until(lambda: answers(server.url))
+        assert not living(first)
+        os.kill(second[0], signal.SIGKILL)
+        with pytest.raises(ServerError, match="ended after 1 restarts with signal SIGKILL"):
+            wait_until(lambda: bool(server.check()))
+    assert not living(second)
+    assert not place.note().exists()
+
+
+def answers(url: str) -> bool:
+    try:
+        return requests.get(url + "/health", timeout=5).ok
+    except requests.ConnectionError:
+        return False
+
+
 @pytest.mark.parametrize("mode", ["well", "deaf"])
 def test_after_kill_of_the_job_nothing_is_left(place: Place, mode: str) -> None:
     with place.job(mode) as job:
@@ -379,6 +398,7 @@ engine:
   kind: vllm
   command: {python} {folder}/server.py {{port}} {folder}/pids {mode}
   stop_grace: 0.5
+  restarts: 0
 partitions: {{short: {{max_new_tokens: 8}}}}
 datasets:
   chat:

@@ -4,12 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from eyrie.stopping import Stopped, StopRequest
+from eyrie.stopping import Stopped, StopRequest, unless_stopped
 
 
 def test_a_signal_is_a_wish_and_a_later_one_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +34,21 @@ def test_the_grace_ends() -> None:
     assert stop.expired
     stop.request("another")
     assert "the test" in str(stop.stopped())
+
+
+def test_work_that_ends_gives_what_it_gave() -> None:
+    stop = StopRequest(1.0)
+    assert unless_stopped(stop, lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        unless_stopped(stop, lambda: 1 // 0)
+
+
+def test_work_that_does_not_end_keeps_no_signal_waiting() -> None:
+    never = threading.Event()
+    with StopRequest(60.0) as stop, pytest.raises(Stopped, match="SIGTERM"):
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        unless_stopped(stop, never.wait)
+    never.set()
 
 
 def test_what_was_started_deaf_stays_deaf() -> None:

@@ -119,6 +119,8 @@ class EngineSettings(Settings):
     """What a server's speculation must be; null: not asked."""
     ready_timeout: Annotated[float, Field(gt=0.0)] = 1800.0
     """Seconds until a server that was started must be ready, and how long all servers may be away."""
+    restarts: Annotated[int, Field(ge=0)] = 3
+    """How often a server that `command` started is started again after it died at work."""
     request_timeout: Annotated[float, Field(gt=0.0)] = 3600.0
     """Seconds that one answer may take, from the request to its last byte."""
     retries: Annotated[int, Field(ge=0)] = 6

@@ -3,7 +3,7 @@
     command = fill_command(settings.command, model=path, host=HOST, port=free_port())
     with Server(command, url, log=..., ready_timeout=..., stop_grace=...) as server:
         ...                 # server.url answers
-        server.check()      # raises ServerError once it has ended
+        server.check()      # starts it again if it has ended, or raises ServerError
 
 Between the job and the server stands a small process (keeper.py) that ends the server with all its workers
 when the job ends, however it ends: with the block, by an error, by a signal, by SIGKILL. What the keeper
@@ -213,7 +213,8 @@ class Server:
     command: its words, see fill_command. url: where it will answer. log: takes all that it prints, appended;
     the note about its processes lies beside it. health_path answers 200 once it is ready. warm_up: called
     with the url once it is ready, since a first request may take far longer than those after it. on_wait:
-    called while the server loads; what it raises ends the wait.
+    called while the server loads; what it raises ends the wait. restarts: how often it is started again, at
+    the same address, after an end that nobody wished; before it was ready once, an end is final.
     """
 
     def __init__(
@@ -227,6 +228,7 @@ class Server:
         health_path: str = "/health",
         warm_up: Callable[[str], None] | None = None,
         on_wait: Callable[[], None] | None = None,
+        restarts: int = 0,
     ) -> None:
         self.command = list(command)
         self.url = url
@@ -237,6 +239,8 @@ class Server:
         self._health_path = health_path
         self._warm_up = warm_up
         self._on_wait = on_wait
+        self._restarts = restarts
+        self._restarted = 0
         self._last_seen = "nothing"
         self._log_start = 0
         self._kept: Kept | None = None
@@ -264,15 +268,35 @@ class Server:
         self._stack.__exit__(kind, error, trace)
 
     def check(self) -> None:
-        """Raises ServerError if the server has ended."""
-        status = None if self._kept is None else self._kept.poll()
-        if status is not None:
-            raise ServerError(
-                f"the server ended with {_status_in_words(status)}: {shlex.join(self.command)}\n"
-                "  expected: a server that runs, in the foreground, until it is stopped\n"
-                f"  the last lines of its log, {self.log}:\n{self._tail()}\n"
-                "  change: engine.command, or what the log complains of; what was answered is in the store"
-            )
+        """Look after the server inside the block: one that has ended is started again, and not waited for.
+
+        Raises ServerError once it has ended oftener than `restarts` allows.
+        """
+        status = self._status()
+        if status is None:
+            return
+        if self._restarted == self._restarts:
+            raise self._ended(status)
+        self._restarted += 1
+        _LOG.warning(
+            "the server ended with %s; starting it again, %d of %d times. The last lines of its log, %s:\n%s",
+            *(_status_in_words(status), self._restarted, self._restarts, self.log, self._tail()),
+        )
+        if self._kept is not None:
+            self._kept.stop()
+        self._kept = self._stack.enter_context(self._start())
+
+    def _status(self) -> int | None:
+        return None if self._kept is None else self._kept.poll()
+
+    def _ended(self, status: int) -> ServerError:
+        again = f" after {self._restarted} restarts" if self._restarted else ""
+        return ServerError(
+            f"the server ended{again} with {_status_in_words(status)}: {shlex.join(self.command)}\n"
+            "  expected: a server that runs, in the foreground, until it is stopped\n"
+            f"  the last lines of its log, {self.log}:\n{self._tail()}\n"
+            "  change: engine.command, or what the log complains of; what was answered is in the store"
+        )
 
     def _start(self) -> Kept:
         with self.log.open("ab") as output:
@@ -286,7 +310,7 @@ class Server:
         with requests.Session() as session:
             session.trust_env = False
             while not self._is_ready(session):
-                self.check()
+                self._check_loading()
                 if self._on_wait is not None:
                     self._on_wait()
                 now = time.monotonic()
@@ -302,8 +326,12 @@ class Server:
                     last_line = now
                     _LOG.info("the server is loading, %.0f s so far", now - start)
                 time.sleep(_POLL_SECONDS)
-        self.check()
+        self._check_loading()
         return time.monotonic() - start
+
+    def _check_loading(self) -> None:
+        if (status := self._status()) is not None:
+            raise self._ended(status)
 
     def _is_ready(self, session: requests.Session) -> bool:
         try:

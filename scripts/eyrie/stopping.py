@@ -5,18 +5,23 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import queue
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Self, TypeVar, cast
 
 from eyrie.errors import BuildError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 _ONE_WISH = 1.0
+_LOOK_SECONDS = 0.1
+
+T = TypeVar("T")
 
 
 class Stopped(BuildError):
@@ -84,6 +89,31 @@ class StopRequest:
             "%s: no new work is begun; what is running has %.0f s, a second signal ends it at once",
             *(name, self.grace),
         )
+
+
+def unless_stopped(stop: StopRequest, work: Callable[[], T]) -> T:
+    """What `work` returns or raises; a wish to stop is not kept waiting for it, and raises Stopped.
+
+    Work that is left behind, an unanswered request say, ends with the process.
+    """
+    outcome: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            outcome.put((work(), None))
+        except BaseException as error:
+            outcome.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    while not stop.requested:
+        try:
+            value, error = outcome.get(timeout=_LOOK_SECONDS)
+        except queue.Empty:
+            continue
+        if error is not None:
+            raise error
+        return cast(T, value)
+    raise stop.stopped()
 
 
 def end_with_snakemake() -> None:

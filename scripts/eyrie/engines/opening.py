@@ -22,7 +22,7 @@ from eyrie.engines.requesting import RequestingEngine
 from eyrie.engines.sglang import Sglang
 from eyrie.engines.vllm import Vllm, served_model
 from eyrie.serving import HOST, Server, fill_command, free_port, server_urls
-from eyrie.stopping import StopRequest
+from eyrie.stopping import StopRequest, unless_stopped
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def open_engine(settings: EngineSettings, wanted: Wanted, stop: StopRequest) -> 
             timeout = min(settings.request_timeout, settings.ready_timeout)
             return prove(url, dialect, expected, wanted.canary_prompt, wanted.canaries, timeout)
 
-        proved = [verify(url) for url in urls]
+        proved = unless_stopped(stop, lambda: [verify(url) for url in urls])
         yield RequestingEngine(urls, dialect, settings, stop, verify, watch, proved[0])
 
 
@@ -117,6 +117,7 @@ def _servers(
         stop_grace=settings.stop_grace,
         health_path=(Sglang if settings.kind == "sglang" else Vllm).health_path,
         on_wait=leave_off_when_asked,
+        restarts=settings.restarts,
     ) as server:
         yield [server.url], settings.command, server.check
 
