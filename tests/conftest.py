@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_configure() -> None:
-    """Heed signals: a shell has what it runs in the background ignore some, and the tests would hand it on."""
+    """Heed signals: a shell has what it runs in the background ignore some, which tests would hand on."""
     defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     for number, handler in defaults.items():
         if signal.getsignal(number) == signal.SIG_IGN:
