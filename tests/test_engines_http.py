@@ -27,7 +27,7 @@ DRAWN = SamplingSettings(max_new_tokens=12, temperature=0.8, max_in_flight=24)
 SHAPES: tuple[Shape, ...] = ("vllm", "sglang")
 # Every seed is a run over 300 prompts; all of them by EYRIE_FAULT_SEEDS=50.
 SEEDS = int(os.environ.get("EYRIE_FAULT_SEEDS", "4"))
-FAST = {"backoff": 0.01, "request_timeout": 60.0, "retries": 12, "ready_timeout": 20.0, "stop_grace": 5.0}
+FAST = {"backoff": 0.01, "request_timeout": 60.0, "retries": 40, "ready_timeout": 20.0, "stop_grace": 5.0}
 
 
 def prompts(count: int, seed: int = 0) -> list[Prompt]:
@@ -71,6 +71,7 @@ def expected(
 def check_right(found: list[Result], asked: list[Prompt], sampling: SamplingSettings = SAMPLING) -> None:
     """Every prompt once, each with the answer that the server's model gives to it."""
     assert Counter(one.key for one in found) == Counter(key for key, _ in asked)
+    assert [one for one in found if not isinstance(one, Answered)] == []
     seen = {one.key: (one.token_ids, one.finish_reason) for one in found if isinstance(one, Answered)}
     assert seen == expected(asked, sampling)
 
