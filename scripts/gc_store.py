@@ -49,7 +49,7 @@ def main() -> None:
     kept = [] if arguments.unfinished else [item for item in items if item.unfinished]
     doomed = [item for item in items if item not in kept]
     show("no result needs", doomed)
-    show("unfinished, kept unless --unfinished:", kept)
+    show("unfinished, kept unless --unfinished", kept)
     if arguments.delete:
         garbage.delete(doomed)
         log.info("deleted %s", size_of(sum(item.size for item in doomed)))
