@@ -20,7 +20,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
-.PHONY: build test test-fast lint catalogue real vllm vllm-env plan unlock schema clean help
+.PHONY: build test test-fast lint catalogue real vllm vllm-env plan unlock gc schema clean help
 
 build: $(BIN)/.ready $(TARGET)/SOURCE.json ## Build everything of config.yaml: drafter, evaluation, report
 	@python scripts/unlock.py
@@ -62,6 +62,10 @@ vllm-env: $(VLLM)/.ready ## Set up the environment of the real vLLM: a download 
 
 unlock: $(BIN)/.ready ## Clear the lock that a killed build left, if nothing holds it
 	@python scripts/unlock.py
+
+gc: $(BIN)/.ready ## List what the store holds and no result needs; scripts/gc_store.py --delete deletes it
+	@python scripts/unlock.py
+	@python scripts/gc_store.py
 
 schema: $(BIN)/.ready ## Write the configuration's JSON schema anew
 	python scripts/write_schema.py --out schemas/config.schema.json

@@ -32,7 +32,14 @@ from eyrie.eagle3.initialise import (
 )
 from eyrie.eagle3.least_squares import initialise_by_least_squares
 from eyrie.eagle3.model import Drafter
-from eyrie.eagle3.samples import Captures, Row, load_samples, read_captures, read_rows
+from eyrie.eagle3.samples import (
+    Captures,
+    Row,
+    check_draft_vocabulary,
+    load_samples,
+    read_captures,
+    read_rows,
+)
 from eyrie.eagle3.trainer import RunState, read_run, train
 from eyrie.eagle3.vocabulary import read_vocabulary
 from eyrie.provenance import manifest_header
@@ -124,6 +131,7 @@ def main() -> None:
     target = read_json(arguments.target)
     token_ids = read_vocabulary(arguments.vocabulary, target["vocab_size"])
     captures = read_captures(arguments.manifests, target)
+    check_draft_vocabulary(captures, token_ids)
     states = StateStore(arguments.store, captures.recipe)
     rows = read_rows(arguments.tokenized, states, captures)
     key = content_key("drafter", recipe, captures.recipe, token_ids, [row.identity() for row in rows])

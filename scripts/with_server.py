@@ -21,11 +21,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-import yaml
-
-from eyrie.config import Config, ConfigError, parse_config
+from eyrie.config import Config, ConfigError
+from eyrie.config_files import read_config
 from eyrie.console import run_command, start_log
 from eyrie.serving import HOST, URLS_VARIABLE, Kept, Server, fill_command, free_port
 
@@ -33,28 +31,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What a command has beyond the grace of its jobs to end after a signal.
 _SECONDS_TO_END = 60.0
 _HEALTH_PATHS = {"vllm": "/health", "sglang": "/ready"}
-
-
-def read_config(files: list[Path]) -> Config:
-    """The configuration in these files, each laid over those before it as Snakemake does it."""
-    merged: dict[str, Any] = {}
-    for file in files:
-        try:
-            data = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
-            raise ConfigError(f"{file}: expected a configuration, but: {error}") from error
-        merged = _laid_over(merged, data or {})
-    return parse_config(merged)
-
-
-def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    result = dict(below)
-    for key, value in above.items():
-        old = result.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            value = _laid_over(old, value)
-        result[key] = value
-    return result
 
 
 def server_of(config: Config) -> Server:

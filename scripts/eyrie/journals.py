@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -214,6 +215,41 @@ def read_journals(
     return found
 
 
+def journal_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Number, from 1, and row of each line; None for a row that is damaged, or torn at the end."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            yield number, _parsed(line)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a writer is at work on a journal just now."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        return False
+
+
+@contextmanager
+def writers_shut_out(paths: Iterable[Path]) -> Iterator[None]:
+    """Hold the locks of journals that are to be changed. Raises StoreError where a writer is at work."""
+    with ExitStack() as stack:
+        for path in paths:
+            stack.enter_context(Journal(path, mend=False))
+        yield
+
+
+def rewrite_journal(path: Path, keeps: Callable[[dict[str, Any]], bool]) -> None:
+    """Leave only the whole rows that are to be kept, at once and whole; the caller holds the lock."""
+    with path.open("rb") as old, atomic_write(path) as new:
+        for line in old:
+            row = _parsed(line)
+            if row is not None and keeps(row):
+                new.write(line)
+
+
 @dataclass(frozen=True)
 class Compaction:
     """What a compaction did with one journal's lines."""
@@ -250,6 +286,11 @@ def compact_journal(path: Path) -> Compaction:
 def answers_folder(store: Path, recipe: Mapping[str, Any]) -> Path:
     """The folder of the answers made under one recipe (target revision, template, sampling)."""
     return described_folder(store / "answers", recipe)
+
+
+def answers_key(recipe: Mapping[str, Any]) -> str:
+    """The name of that folder."""
+    return content_key(recipe)
 
 
 def described_folder(parent: Path, recipe: Mapping[str, Any]) -> Path:

@@ -16,7 +16,8 @@ from eyrie.eagle3.batches import Sample, candidate_places, target_choices
 from eyrie.gates import GateError
 from eyrie.records import RecordError, content_key, read_json, read_jsonl
 from eyrie.states import states_recipe
-from eyrie.store import States, StateStore, StoreError
+from eyrie.store import StateRef, States, StateStore, StoreError
+from eyrie.top_tokens import vocabulary_digest
 
 _CHOICE_ROWS = 512
 
@@ -55,8 +56,11 @@ def read_captures(paths: Sequence[Path], target: Mapping[str, Any]) -> Captures:
     captures = None
     for path in sorted(paths):
         manifest = read_json(path)
-        captured = HiddenStatesSettings(layer_ids=manifest["layer_ids"], dtype=manifest["dtype"])
-        recipe = states_recipe(target, captured, manifest["recipe"]["dtype"])
+        captured = HiddenStatesSettings(
+            layer_ids=manifest["layer_ids"], dtype=manifest["dtype"], top_tokens=manifest.get("top_tokens")
+        )
+        compute, vocabulary = manifest["recipe"]["dtype"], manifest.get("draft_vocabulary")
+        recipe = states_recipe(target, captured, compute, vocabulary)
         captures = Captures(manifest["layer_ids"], manifest["hidden_size"], recipe, digests)
         seen.setdefault(content_key(recipe, manifest["hidden_size"]), path)
         digests.update({sample["key"]: sample["sha256"] for sample in manifest["samples"]})
@@ -70,11 +74,23 @@ def read_captures(paths: Sequence[Path], target: Mapping[str, Any]) -> Captures:
         raise GateError("no manifest of hidden states was given; expected one a dataset")
     if len(seen) > 1:
         raise GateError(
-            "the manifests were captured differently (layer ids, dtypes):\n"
+            "the manifests were captured differently (layer ids, dtypes, top tokens):\n"
             + "\n".join(f"  {path}" for path in seen.values())
             + "\n  expected one way for all; run the hidden_states target again"
         )
     return captures
+
+
+def check_draft_vocabulary(captures: Captures, token_ids: Sequence[int]) -> None:
+    """Refuse states whose top tokens are of another vocabulary than the drafter's. Raises GateError."""
+    expected = captures.recipe.get("draft_vocabulary")
+    if expected is not None and expected != vocabulary_digest(token_ids):
+        raise GateError(
+            f"the manifests hold top tokens of the draft vocabulary {expected}; this one, of "
+            f"{len(token_ids)} tokens, is {vocabulary_digest(token_ids)}\n"
+            "  expected one vocabulary: a stored token is a row of it\n"
+            "  change: run the hidden_states target again; what the store can convert is not captured anew"
+        )
 
 
 def read_rows(paths: Sequence[Path], states: StateStore, captures: Captures) -> list[Row]:
@@ -127,16 +143,17 @@ def load_samples(
             "\n  change: delete that dataset's manifest and run again; only what is missing is captured"
         )
     by_shard = sorted(refs.values(), key=lambda ref: (ref.shard, ref.start))
-    loaded = dict(zip((ref.key for ref in by_shard), states.load(by_shard), strict=True))
+    loaded = _load(by_shard, states, {row.key: row for row in rows})
     masks, places = [], []
     for row in rows:
-        _check_states(row, loaded[row.key], captures.digests[row.key])
+        shard = states.folder / refs[row.key].shard
+        _check_states(row, loaded[row.key], captures.digests[row.key], shard)
         masks.append(torch.tensor(row.loss_mask, dtype=torch.bool))
         places.append(candidate_places(masks[-1], mask_shift))
     choices = [_told_choices(row, place) for row, place in zip(rows, places, strict=True)]
     unknown = [choice < 0 for choice in choices]
     found = _all_choices(
-        [loaded[row.key].last[place[gap]] for row, place, gap in zip(rows, places, unknown, strict=True)],
+        [_last(loaded[row.key])[place[gap]] for row, place, gap in zip(rows, places, unknown, strict=True)],
         head,
         log,
     )
@@ -148,7 +165,7 @@ def load_samples(
             token_ids=torch.tensor(row.token_ids, dtype=torch.int64),
             loss_mask=mask,
             aux=loaded[row.key].aux,
-            last=loaded[row.key].last,
+            last=_last(loaded[row.key]),
             candidates=place,
             choices=choice,
         )
@@ -156,18 +173,37 @@ def load_samples(
     ]
 
 
-def _check_states(row: Row, states: States, expected: str) -> None:
+def _load(refs: Sequence[StateRef], states: StateStore, rows: Mapping[str, Row]) -> dict[str, States]:
+    """The states by key. Raises StoreError that names shard, row and dataset where a shard is damaged."""
+    loaded: dict[str, States] = {}
+    try:
+        for ref, found in zip(refs, states.load(refs), strict=True):
+            loaded[ref.key] = found
+    except StoreError as error:
+        row = rows[refs[len(loaded)].key]
+        raise StoreError(f"the hidden states of row {row.id} of dataset {row.dataset}: {error}") from error
+    return loaded
+
+
+def _last(states: States) -> torch.Tensor:
+    if states.last is None:
+        raise StoreError("these states hold top tokens in place of the last state")
+    return states.last
+
+
+def _check_states(row: Row, states: States, expected: str, shard: Path) -> None:
     problem = None
     if states.digest() != expected:
         problem = f"have digest {states.digest()}; the manifest says {expected}"
     elif states.token_ids != row.token_ids:
         problem = "were captured from other tokens"
-    elif not (states.aux.isfinite().all() and states.last.isfinite().all()):
+    elif not states.is_finite():
         problem = "hold numbers that are not finite"
     if problem:
         raise StoreError(
-            f"the hidden states of row {row.id} of dataset {row.dataset} {problem}.\n"
-            "  change: delete its shard from the store and the dataset's manifest, and run again"
+            f"{shard}: the hidden states of row {row.id} of dataset {row.dataset} {problem}.\n"
+            "  change: `python scripts/verify_store.py` sets damaged shards aside; the next run then "
+            "captures their samples anew"
         )
 
 
