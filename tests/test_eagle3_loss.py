@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from eyrie.config import TrainingSettings
 from eyrie.eagle3.batches import Sample, candidate_places, make_batch, target_choices
 from eyrie.eagle3.loss import unrolled_loss
 from eyrie.eagle3.model import DraftCache, Drafter, rotary, rotate
@@ -100,7 +101,7 @@ def gathered_loss(
     places = [sample.supervised(drafter.t2d) for sample in samples]
     used = [index for index, place in enumerate(places) if len(place)]
     batch = make_batch([samples[i] for i in used], [places[i] for i in used], STEPS)
-    return unrolled_loss(drafter, batch, head[drafter.t2d], DECAY, dtype)
+    return unrolled_loss(drafter, batch, head[drafter.t2d], TrainingSettings(step_decay=DECAY), dtype)
 
 
 def gradients(drafter: Drafter, loss: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -194,6 +194,12 @@ class DrafterSettings(Settings):
 
     draft_vocab_size: Positive = 32000
     """How many of the target's tokens the drafter can propose; the most frequent supervised ones."""
+    vocabulary: Path | None = None
+    """A vocabulary.json or a checkpoint's folder whose tokens are taken as they are, in place of the most
+    frequent ones: what a warm start needs. null: chosen from the training rows."""
+    min_coverage: Share | None = 0.8
+    """Smallest share of the validation rows' supervised tokens that the draft vocabulary must hold: what it
+    lacks can never be accepted. null: not asked."""
     intermediate_size: Positive | None = None
     """Width of the MLP."""
     num_attention_heads: Positive | None = None
@@ -243,6 +249,27 @@ class TrainingSettings(Settings):
     """CPU threads; fixed, since the sums depend on it."""
     checkpoint_every: Positive = 200
     """Steps between resumable checkpoints."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What trains; auto: a CUDA device where there is one. Its kind changes the sums' last digits, so a run
+    that was begun on one kind is not gone on with on the other."""
+    processes: Positive = 1
+    """Processes that share each step, one a device; more than one are started by torchrun. The result is
+    the same but for the last digits of the sums."""
+    micro_batch_tokens: Positive | None = None
+    """Supervised positions computed at once, about: a step's gradients are added up part by part, which
+    takes less memory. null: a process computes all that it has of a step at once."""
+    validate_every: Positive | None = None
+    """Steps between validations, besides the one after each epoch; null: only those."""
+    keep: Literal["last", "best"] = "last"
+    """Which weights become the checkpoint: the last ones, or those of the validation with the longest
+    acceptance length. Both are in the store, so another choice trains nothing again."""
+    early_stop: Positive | None = None
+    """Epochs without a longer acceptance length after which training ends; null: all epochs are trained."""
+    warm_start: Path | None = None
+    """The folder of a checkpoint with the same shape, layers and draft vocabulary, whose weights training
+    starts from; `initialise` then counts for nothing. null: no such start."""
+    tensorboard: bool = False
+    """Also write TensorBoard's event files, beside the run in the store."""
     seed: int = 0
     """Order of the samples and random weights."""
 
