@@ -43,6 +43,7 @@ from eyrie.eagle3.samples import (
     CheckedStates,
     Row,
     StoredSamples,
+    check_draft_vocabulary,
     find_choices,
     read_captures,
     read_rows,
@@ -180,6 +181,7 @@ def _run_on(
     target = read_json(arguments.target)
     token_ids = read_vocabulary(arguments.vocabulary, target["vocab_size"])
     captures = read_captures(arguments.manifests, target)
+    check_draft_vocabulary(captures, token_ids)
     states = StateStore(arguments.store, captures.recipe)
     rows = read_rows(arguments.tokenized, states, captures)
     _check_validated(training, rows)

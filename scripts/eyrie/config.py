@@ -159,10 +159,18 @@ class HiddenStatesSettings(Settings):
 
     layer_ids: list[Annotated[int, Field(ge=0)]] | None = None
     """Indices into Hugging Face's hidden_states; null is [2, n//2, n-3] for n layers."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """How states are stored."""
+    dtype: Literal["float32", "bfloat16", "float16", "float8"] = "bfloat16"
+    """How states are stored. float8 is e4m3 with a scale for each token and layer, half of bfloat16; the last
+    state, where it is stored, is then bfloat16."""
+    top_tokens: Positive | None = None
+    """null: store the last state, from which training computes the target's distribution. A number: store
+    that distribution instead, cut to so many likeliest tokens of the draft vocabulary, with the mass of the
+    others; capturing then waits until every dataset is tokenized and the vocabulary is known."""
     max_tokens: Positive = 4096
     """A longer native conversation is skipped and counted as too_long."""
+    disk_reserve: Annotated[int, Field(ge=0)] = 1_000_000_000
+    """Bytes to leave free on the store's disk: a job whose states would not fit beside them never begins.
+    Changes no result."""
 
     @field_validator("layer_ids")
     @classmethod
@@ -170,6 +178,16 @@ class HiddenStatesSettings(Settings):
         if value is not None and (len(value) != 3 or value != sorted(set(value))):
             raise ValueError(f"expected three layer ids in rising order, saw {value}")
         return value
+
+    @property
+    def computed_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
+        """What the states are in memory before they are stored, and the last state in the store."""
+        return "bfloat16" if self.dtype == "float8" else self.dtype
+
+    def as_recipe(self) -> dict[str, Any]:
+        """What results depend on; a way of storing that is not used is left out, as if it were not there."""
+        unused = {"top_tokens"} if self.top_tokens is None else set()
+        return self.model_dump(mode="json", exclude={"disk_reserve", *unused})
 
 
 class SplitSettings(Settings):

@@ -8,11 +8,22 @@ keeps results leaves it alone.
 from __future__ import annotations
 
 import glob
+from collections.abc import Mapping
 from os.path import isfile
 from typing import Any
 
-from eyrie.config import Config, DatasetSettings, GateSettings, Settings, SourceSettings
+from eyrie.config import (
+    Config,
+    DatasetSettings,
+    GateSettings,
+    SamplingSettings,
+    Settings,
+    SourceSettings,
+)
 from eyrie.records import canonical_json
+
+# What becomes of an answer, or how many are asked at once, is no part of what it is.
+_NOT_OF_AN_ANSWER = {"keep_truncated", "drop_degenerate", "max_in_flight"}
 
 ANSWERING_VERSION = 1
 TOKENIZING_VERSION = 2
@@ -66,6 +77,16 @@ def answering_recipe(config: Config, name: str) -> str:
             "gates": _gates(dataset.gates, _GATES_OF_ANSWERS),
         }
     )
+
+
+def answers_recipe(target: Mapping[str, Any], version: int, sampling: SamplingSettings) -> dict[str, Any]:
+    """What an answer in the store depends on beside its prompt; `target` is what target.json holds."""
+    return {
+        "version": version,
+        "target_revision": target["revision"],
+        "template_sha256": target["template_sha256"],
+        "sampling": _plain(sampling, leave_out=_NOT_OF_AN_ANSWER),
+    }
 
 
 def requests_in_flight(config: Config) -> str:
@@ -124,7 +145,7 @@ def capture_recipe(config: Config) -> str:
         {
             "version": CAPTURE_VERSION,
             "dtype": config.target.dtype,
-            "hidden_states": _plain(config.hidden_states),
+            "hidden_states": config.hidden_states.as_recipe(),
         }
     )
 
@@ -176,6 +197,7 @@ def warm_start_files(config: Config) -> list[str]:
 def result_settings(config: Config) -> dict[str, Any]:
     """The configuration without what changes no result: engine, folder, how often training is saved."""
     settings = config.model_dump(mode="json", exclude={"engine", "work"})
+    settings["hidden_states"] = config.hidden_states.as_recipe()
     for key in _TRAINING_ASIDE:
         del settings["training"][key]
     for sampling in settings["partitions"].values():

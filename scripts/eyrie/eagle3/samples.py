@@ -19,10 +19,12 @@ from eyrie.config import HiddenStatesSettings
 from eyrie.console import Progress
 from eyrie.eagle3.batches import Sample, candidate_places, target_choices
 from eyrie.eagle3.processes import Processes
+from eyrie.encoding import Encoded, decode, encode
 from eyrie.gates import GateError
 from eyrie.records import RecordError, content_key, read_json, read_jsonl
 from eyrie.states import states_recipe
 from eyrie.store import StateRef, States, StateStore, StoreError
+from eyrie.top_tokens import vocabulary_digest
 
 _CHOICE_ROWS = 512
 # States that are kept once they are read; of more, each epoch reads the rest again.
@@ -68,8 +70,11 @@ def read_captures(paths: Sequence[Path], target: Mapping[str, Any]) -> Captures:
     captures = None
     for path in sorted(paths):
         manifest = read_json(path)
-        captured = HiddenStatesSettings(layer_ids=manifest["layer_ids"], dtype=manifest["dtype"])
-        recipe = states_recipe(target, captured, manifest["recipe"]["dtype"])
+        captured = HiddenStatesSettings(
+            layer_ids=manifest["layer_ids"], dtype=manifest["dtype"], top_tokens=manifest.get("top_tokens")
+        )
+        compute, vocabulary = manifest["recipe"]["dtype"], manifest.get("draft_vocabulary")
+        recipe = states_recipe(target, captured, compute, vocabulary)
         captures = Captures(
             manifest["layer_ids"], manifest["hidden_size"], target["vocab_size"], recipe, digests
         )
@@ -85,11 +90,23 @@ def read_captures(paths: Sequence[Path], target: Mapping[str, Any]) -> Captures:
         raise GateError("no manifest of hidden states was given; expected one a dataset")
     if len(seen) > 1:
         raise GateError(
-            "the manifests were captured differently (layer ids, dtypes):\n"
+            "the manifests were captured differently (layer ids, dtypes, top tokens):\n"
             + "\n".join(f"  {path}" for path in seen.values())
             + "\n  expected one way for all; run the hidden_states target again"
         )
     return captures
+
+
+def check_draft_vocabulary(captures: Captures, token_ids: Sequence[int]) -> None:
+    """Refuse states whose top tokens are of another vocabulary than the drafter's. Raises GateError."""
+    expected = captures.recipe.get("draft_vocabulary")
+    if expected is not None and expected != vocabulary_digest(token_ids):
+        raise GateError(
+            f"the manifests hold top tokens of the draft vocabulary {expected}; this one, of "
+            f"{len(token_ids)} tokens, is {vocabulary_digest(token_ids)}\n"
+            "  expected one vocabulary: a stored token is a row of it\n"
+            "  change: run the hidden_states target again; what the store can convert is not captured anew"
+        )
 
 
 def read_rows(paths: Sequence[Path], states: StateStore, captures: Captures) -> list[Row]:
@@ -173,41 +190,58 @@ class CheckedStates:
         found = {row.key: self._kept[row.key] for row in rows if row.key in self._kept}
         wanted = {row.key: row for row in rows if row.key not in found}
         refs = sorted((self._refs[key] for key in wanted), key=lambda ref: (ref.shard, ref.start))
-        for ref, states in zip(refs, self._states.load(refs), strict=True):
+        for ref, encoded in zip(refs, self._read(refs, wanted), strict=True):
+            states = decode(encoded, self._captures.digests[ref.key])
             if ref.key not in self._checked:
-                _check_states(wanted[ref.key], states, self._captures)
+                shard = self._states.folder / ref.shard
+                _check_states(wanted[ref.key], encoded, states, self._captures, shard)
                 self._checked.add(ref.key)
             self._keep(ref.key, states)
             found[ref.key] = states
         return [found[row.key] for row in rows]
 
+    def _read(self, refs: Sequence[StateRef], rows: Mapping[str, Row]) -> Iterator[Encoded]:
+        """What is stored under the references. Raises StoreError that names the row of a damaged shard."""
+        count = 0
+        try:
+            for encoded in self._states.read(refs):
+                yield encoded
+                count += 1
+        except StoreError as error:
+            row = rows[refs[count].key]
+            raise StoreError(f"the hidden states of row {row.id} of dataset {row.dataset}: {error}") from error
+
     def _keep(self, key: str, states: States) -> None:
         """Keep states while there is room. An epoch reads each once, so none is worth more than another."""
-        size = sum(tensor.nbytes for tensor in (states.aux, states.last))
+        size = sum(tensor.nbytes for tensor in encode(states).tensors.values())
         with self._lock:
             if size <= self._room and key not in self._kept:
                 self._kept[key] = states
                 self._room -= size
 
 
-def _check_states(row: Row, states: States, captures: Captures) -> None:
-    problem = None
+def _check_states(row: Row, encoded: Encoded, states: States, captures: Captures, shard: Path) -> None:
+    """Hold what was read to the row and the manifest. Raises StoreError."""
     width = len(captures.layer_ids) * captures.hidden_size
-    if states.aux.shape[1] != width or states.last.shape[1] != captures.hidden_size:
+    last = captures.hidden_size if states.last is None else states.last.shape[1]
+    digest, expected = encoded.digest(), captures.digests[row.key]
+    problem = None
+    if states.aux.shape[1] != width or last != captures.hidden_size:
         problem = (
-            f"are {states.aux.shape[1]} numbers wide and the last one {states.last.shape[1]}; expected "
-            f"{width}, the {len(captures.layer_ids)} captured layers side by side, and {captures.hidden_size}"
+            f"are {states.aux.shape[1]} numbers wide and the last one {last}; expected {width}, the "
+            f"{len(captures.layer_ids)} captured layers side by side, and {captures.hidden_size}"
         )
-    elif states.digest() != captures.digests[row.key]:
-        problem = f"have digest {states.digest()}; the manifest says {captures.digests[row.key]}"
+    elif digest != expected:
+        problem = f"have digest {digest}; the manifest says {expected}"
     elif states.token_ids != row.token_ids.tolist():
         problem = "were captured from other tokens"
-    elif not (states.aux.isfinite().all() and states.last.isfinite().all()):
+    elif not encoded.is_finite():
         problem = "hold numbers that are not finite"
     if problem:
         raise StoreError(
-            f"the hidden states of row {row.id} of dataset {row.dataset} {problem}.\n"
-            "  change: delete its shard from the store and the dataset's manifest, and run again"
+            f"{shard}: the hidden states of row {row.id} of dataset {row.dataset} {problem}.\n"
+            "  change: `python scripts/verify_store.py` sets damaged shards aside; the next run then "
+            "captures their samples anew"
         )
 
 
@@ -254,7 +288,7 @@ class StoredSamples(Sequence[Sample]):
         """The samples at the indices, with their states."""
         loaded = self._states.load([self._rows[index] for index in indices])
         return [
-            replace(self.bare(index), aux=states.aux, last=states.last)
+            replace(self.bare(index), aux=states.aux, last=states.last, top=states.top)
             for index, states in zip(indices, loaded, strict=True)
         ]
 
@@ -284,23 +318,30 @@ def _choices_of(
     choices = [_told_choices(row, place) for row, place in zip(rows, places, strict=True)]
     gaps = [choice < 0 for choice in choices]
     progress = Progress(sum(int(gap.sum()) for gap in gaps), "target choices", log)
-    asked = [
-        (row, choice, gap, place[gap])
-        for row, choice, gap, place in zip(rows, choices, gaps, places, strict=True)
-        if gap.any()
-    ]
-    searched = (states.load([row])[0].last[place] for row, _, _, place in asked)
+    asked: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def last_states() -> Iterator[torch.Tensor]:
+        for row, choice, gap, place in zip(rows, choices, gaps, places, strict=True):
+            if not gap.any():
+                continue
+            (found,) = states.load([row])
+            if found.last is None:
+                assert found.top is not None
+                choice[gap] = found.top.choices[place[gap]]
+            else:
+                asked.append((choice, gap))
+                yield found.last[place[gap]]
+
     answers: list[torch.Tensor] = []
-    for chunk in _chunks(searched, _CHOICE_ROWS):
+    for chunk in _chunks(last_states(), _CHOICE_ROWS):
         answers.extend(target_choices(chunk, head, _CHOICE_ROWS))
         progress.advance(len(chunk))
+    seconds = progress.close()
     if answers:
-        parts = torch.split(torch.cat(answers).cpu().int(), [len(place) for _, _, _, place in asked])
-        for (_, choice, gap, _), part in zip(asked, parts, strict=True):
+        parts = torch.split(torch.cat(answers).cpu().int(), [int(gap.sum()) for _, gap in asked])
+        for (choice, gap), part in zip(asked, parts, strict=True):
             choice[gap] = part
-        log.info(
-            "found the target's choices at %d positions in %.0f s", sum(map(len, parts)), progress.close()
-        )
+        log.info("found the target's choices at %d positions in %.0f s", sum(map(len, parts)), seconds)
     return choices
 
 
