@@ -21,12 +21,28 @@ from safetensors.torch import save
 from eyrie.journals import Journal, StoreError, described_folder, read_journals
 from eyrie.records import atomic_write, canonical_json, content_key
 
-__all__ = ["StateRef", "StateStore", "StateWriter", "States", "StoreError"]
+__all__ = ["StateRef", "StateStore", "StateWriter", "States", "StoreError", "TopTokens"]
+
+
+@dataclass(frozen=True)
+class TopTokens:
+    """The target's distribution over the draft vocabulary, cut to its k likeliest tokens.
+
+    ids: int32 [T, k], rows of the draft vocabulary (0..D-1), falling probability, ties by id. logs: float16
+    [T, k], log-probabilities, renormalised over the draft vocabulary. rest: float32 [T], probability mass of
+    the other D - k tokens (0 where k >= D). choices: int32 [T], the target's most likely token over its whole
+    vocabulary (target id).
+    """
+
+    ids: torch.Tensor
+    logs: torch.Tensor
+    rest: torch.Tensor
+    choices: torch.Tensor
 
 
 @dataclass(frozen=True)
 class States:
-    """The target's hidden states over one sample.
+    """The target's hidden states over one sample; exactly one of last and top is there.
 
     token_ids: the sample's T tokens. aux: [T, layers * H], the captured layers side by side in the order of
     the layer ids. last: [T, H], after the final norm, from which the target's distribution follows.
@@ -34,7 +50,8 @@ class States:
 
     token_ids: list[int]
     aux: torch.Tensor
-    last: torch.Tensor
+    last: torch.Tensor | None
+    top: TopTokens | None = None
 
     def digest(self) -> str:
         """SHA-256 over the tokens and both tensors' bytes: what a manifest vouches for."""

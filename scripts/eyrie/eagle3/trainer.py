@@ -114,7 +114,7 @@ class Lessons:
     @classmethod
     def plan(cls, samples: Sequence[Sample], t2d: torch.Tensor, settings: TrainingSettings) -> Lessons:
         """The whole course, known in advance. Raises GateError where there is nothing to learn."""
-        pairs = [(sample, sample.supervised(t2d)) for sample in samples]
+        pairs = [(sample, sample.supervised(t2d, settings.position_mask)) for sample in samples]
         pairs = [(sample, place) for sample, place in pairs if len(place)]
         if not pairs:
             raise GateError(
@@ -183,7 +183,7 @@ def train(
                 f"the loss is {state.losses[-1]} at step {state.step}; expected a number\n"
                 "  change: a lower training.learning_rate or training.clip_norm"
             )
-        progress.advance(len(batch.last), f"step {state.step} of {total}, loss {state.losses[-1]:.3f}")
+        progress.advance(len(batch.choices), f"step {state.step} of {total}, loss {state.losses[-1]:.3f}")
         if lessons.ends_epoch(step) and validation_samples:
             figures = validate(drafter, validation_samples, settings.ttt_steps)
             state.validation.append({"step": state.step, "epoch": lessons.steps[step][0], **figures})
@@ -208,7 +208,7 @@ def _optimise(
     """One step on a batch; returns its loss."""
     for group in optimiser.param_groups:
         group["lr"] = rate
-    loss = unrolled_loss(drafter, batch, head_rows, settings.step_decay, DTYPES[settings.dtype])
+    loss = unrolled_loss(drafter, batch, head_rows, settings, DTYPES[settings.dtype])
     torch.autograd.backward(loss)
     torch.nn.utils.clip_grad_norm_(drafter.parameters(), settings.clip_norm)
     optimiser.step()
