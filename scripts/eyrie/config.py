@@ -254,13 +254,24 @@ class TrainingSettings(Settings):
     ttt_steps: Positive = 3
     """Steps of the training-time test: how often the drafter is fed its own states."""
     step_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
-    """Weight of unrolled step i is step_decay ** i."""
-    mask_shift: Literal["aligned", "legacy"] = "aligned"
-    """aligned: the loss mask is about the token that is predicted; legacy: as published, one position off."""
+    """Weight of unrolled step i is step_decay ** i: 0.8 as published (EAGLE's traineagle3/main.py); 1.0 is
+    speculators' default."""
+    mask_shift: Literal["aligned", "shifted", "legacy"] = "aligned"
+    """Which token's mask rules a prediction. aligned: that of the predicted token; shifted: that of the token
+    before it, whose state the target predicts from, as in speculators 0.9.0 (eagle3/data.py) and SpecForge's
+    pull request 895; legacy: that of the token before that, as published (EAGLE's dataprepare, SpecForge's
+    target_head.py)."""
     initialise: Literal["target_layer", "least_squares", "random"] = "target_layer"
     """target_layer: start from the target's last layer and head; least_squares: from there, with what least
     squares fit to the training states, which saves a pass or two over a small dataset; random: from scratch,
     as published."""
+    loss_normalisation: Literal["supervised", "positions"] = "supervised"
+    """What a step's summed loss is divided by. supervised: the positions that have a loss at that step, as in
+    speculators 0.9.0; positions: all tokens of the batch, as published (the mean over batch and sequence in
+    EAGLE's traineagle3/cnets.py, and in SpecForge), where long prompts make the loss small."""
+    position_mask: bool = True
+    """true: no loss where the target's most likely token is outside the draft vocabulary, as published
+    (EAGLE's traineagle3/cnets.py, SpecForge); false: a loss there, too, as in speculators 0.9.0."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers of the matrix products; the weights themselves are float32."""
     threads: Positive = 2

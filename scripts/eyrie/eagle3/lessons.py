@@ -43,7 +43,9 @@ class Lessons:
         cls, samples: StoredSamples, t2d: torch.Tensor, settings: TrainingSettings, processes: Processes
     ) -> Lessons:
         """The whole course. Raises GateError where there is nothing to learn."""
-        places = [len(samples.bare(index).supervised(t2d)) for index in range(len(samples))]
+        places = [
+            len(samples.bare(index).supervised(t2d, settings.position_mask)) for index in range(len(samples))
+        ]
         useful = [index for index, count in enumerate(places) if count]
         if not useful:
             raise GateError(
@@ -83,13 +85,13 @@ class Lessons:
 
     def _batch(self, indices: Sequence[int]) -> Batch:
         samples = self.samples.load(indices)
-        places = [sample.supervised(self.t2d) for sample in samples]
+        places = [sample.supervised(self.t2d, self.settings.position_mask) for sample in samples]
         return make_batch(samples, places, self.settings.ttt_steps)
 
     def _totals(self, step: int) -> list[float]:
         """The divisors of a whole step; they ask for no state, so none is read for them."""
         samples = [self.samples.bare(index) for index in self.steps[step][1]]
-        places = [sample.supervised(self.t2d) for sample in samples]
+        places = [sample.supervised(self.t2d, self.settings.position_mask) for sample in samples]
         return step_divisors(make_batch(samples, places, self.settings.ttt_steps), self.settings)
 
 

@@ -209,7 +209,9 @@ class CheckedStates:
                 count += 1
         except StoreError as error:
             row = rows[refs[count].key]
-            raise StoreError(f"the hidden states of row {row.id} of dataset {row.dataset}: {error}") from error
+            raise StoreError(
+                f"the hidden states of row {row.id} of dataset {row.dataset}: {error}"
+            ) from error
 
     def _keep(self, key: str, states: States) -> None:
         """Keep states while there is room. An epoch reads each once, so none is worth more than another."""

@@ -14,6 +14,7 @@ import torch
 
 from eyrie.config import TrainingSettings
 from eyrie.console import Progress
+from eyrie.eagle3.figures import Figures
 from eyrie.eagle3.lessons import Lessons, Part
 from eyrie.eagle3.loss import unrolled_loss
 from eyrie.eagle3.model import Drafter
@@ -135,7 +136,7 @@ class _Loop:
             group["lr"] = rate
         device = self.head_rows.device
         loss = torch.zeros((), dtype=torch.float64, device=device)
-        figures = torch.zeros(settings.ttt_steps, 3, dtype=torch.float64, device=device)
+        figures = Figures(settings.ttt_steps, device)
         for _ in self.lessons.parts(step):
             part = next(work)
             part_loss = unrolled_loss(
@@ -153,7 +154,7 @@ class _Loop:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         processes.add_up([parameter.grad for parameter in parameters if parameter.grad is not None])
-        processes.add_up([loss, figures])
+        processes.add_up([loss, figures.sums])
         norm = torch.nn.utils.clip_grad_norm_(parameters, settings.clip_norm)
         self.optimiser.step()
         self.optimiser.zero_grad()
@@ -163,7 +164,7 @@ class _Loop:
             "step": step + 1,
             "epoch": self.lessons.steps[step][0],
             "loss": float(loss),
-            **_by_step(figures),
+            **_by_step(figures.sums),
             "learning_rate": rate,
             "gradient_norm": float(norm),
             "tokens": self.lessons.places_of(step),
