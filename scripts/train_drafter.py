@@ -105,6 +105,10 @@ def _new_drafter(
     return drafter
 
 
+def _fits_first_weights(settings: TrainingSettings) -> bool:
+    return settings.initialise == "least_squares" and settings.warm_start is None
+
+
 def _train(
     drafter: Drafter,
     rows: list[Row],
@@ -130,8 +134,8 @@ def _train(
             settings.mask_shift,
         )
     head_rows = head[drafter.draft_token_ids()].float()
-    fits = settings.initialise == "least_squares" and settings.warm_start is None
-    if fits and processes.first and not (folder / STATE_FILE).exists():
+    begins = processes.first and not (folder / STATE_FILE).exists()
+    if begins and _fits_first_weights(settings):
         start = time.monotonic()
         learnt = shares["train"]
         initialise_by_least_squares(drafter, learnt, head_rows, settings.seed, learnt.lengths())
@@ -184,7 +188,7 @@ def _run_on(
     check_draft_vocabulary(captures, token_ids)
     states = StateStore(arguments.store, captures.recipe)
     rows = read_rows(arguments.tokenized, states, captures)
-    _check_validated(training, rows)
+    _check_fits(training, captures, rows)
     key = _run_key(recipe, captures, token_ids, rows, device.type, arguments.warm_start)
     folder = arguments.store / "drafters" / key
 
@@ -227,7 +231,14 @@ def _run_on(
     )
 
 
-def _check_validated(training: TrainingSettings, rows: list[Row]) -> None:
+def _check_fits(training: TrainingSettings, captures: Captures, rows: list[Row]) -> None:
+    """What is wanted of the samples must be in them. Raises ConfigError."""
+    if _fits_first_weights(training) and captures.recipe.get("top_tokens") is not None:
+        raise ConfigError(
+            "training.initialise: least_squares fits the first weights to the target's last states, but with "
+            "hidden_states.top_tokens they are not stored. Set training.initialise: target_layer, or "
+            "hidden_states.top_tokens: null"
+        )
     wants = training.keep == "best" or training.early_stop is not None
     if wants and not any(row.split == "validation" for row in rows):
         raise ConfigError(

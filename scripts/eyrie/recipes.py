@@ -155,7 +155,14 @@ _TRAINING_ASIDE = {"checkpoint_every", "device", "processes", "tensorboard"}
 _TRAINING_FILES = {"warm_start"}
 _OF_THE_VOCABULARY = {"vocabulary", "min_coverage"}
 # Newer keys: where one has its default the recipe is what it was before, and so is the trained drafter's key.
-_NEWER_TRAINING_KEYS = {"micro_batch_tokens", "validate_every", "keep", "early_stop"}
+_NEWER_TRAINING_KEYS = {
+    "micro_batch_tokens",
+    "validate_every",
+    "keep",
+    "early_stop",
+    "loss_normalisation",
+    "position_mask",
+}
 
 
 def drafter_recipe(config: Config) -> str:

@@ -120,6 +120,7 @@ def _gather(
         if not kept.any():
             continue
         sample = samples[index]
+        assert sample.last is not None, "fitted to last states, which these samples lack"
         place = 1 + kept.nonzero()[:, 0]
         following = torch.cat([sample.loss_mask[1:], sample.loss_mask[-1:]])[place]
         parts[0].append(sample.aux[place - 1].float())
