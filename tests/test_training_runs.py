@@ -153,7 +153,7 @@ def test_best_without_validation_rows_is_refused(
     rows = [row for row in read_jsonl(path) if row["split"] != "validation"]
     write_jsonl(path, rows)
     settings(build, keep="best")
-    with pytest.raises(ConfigError, match="training.keep: best .* validation rows, but there is none"):
+    with pytest.raises(ConfigError, match=r"training.keep: best .* validation rows, but there is none"):
         run(monkeypatch, build.arguments(tmp_path / "out"))
 
 
@@ -231,7 +231,7 @@ def test_a_run_killed_anywhere_ends_with_the_same_bytes(
     _, arguments = made("undisturbed")
     monkeypatch.chdir(tmp_path)
     run(monkeypatch, arguments)
-    build, arguments = made("killed")
+    _, arguments = made("killed")
     for module, name, call, late in (
         (trainer, "save_run", 1, False),
         (trainer, "save_run", 2, True),
@@ -318,5 +318,5 @@ def test_a_device_that_is_not_there_is_an_error(
     build: TinyBuild, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="training.device: cuda needs a CUDA device"):
+    with pytest.raises(ConfigError, match=r"training.device: cuda needs a CUDA device"):
         run(monkeypatch, [*build.arguments(tmp_path / "out"), "--aside", '{"device": "cuda"}'])
