@@ -8,6 +8,8 @@ TARGET := models/smollm2-135m-instruct
 TINY := models/tiny
 # vLLM pins other versions of what .venv holds.
 VLLM := .venv-vllm
+# speculators, whose trainer the tests compare ours with, does so too.
+ORACLE := .venv-oracle
 # More for Snakemake: make ARGS="--cores 1 openthoughts"
 ARGS ?= --cores all
 # pip's own checks for a newer pip say nothing about this build.
@@ -20,7 +22,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
-.PHONY: build test test-fast lint catalogue real vllm vllm-env plan unlock gc schema clean help
+.PHONY: build test test-fast lint catalogue real vllm vllm-env oracle-env plan unlock gc schema clean help
 
 build: $(BIN)/.ready $(TARGET)/SOURCE.json ## Build everything of config.yaml: drafter, evaluation, report
 	@python scripts/unlock.py
@@ -60,6 +62,8 @@ vllm: $(BIN)/.ready $(VLLM)/.ready $(TARGET)/SOURCE.json ## Answer the default b
 
 vllm-env: $(VLLM)/.ready ## Set up the environment of the real vLLM: a download of about a gigabyte, 2.5 GB in all
 
+oracle-env: $(ORACLE)/.ready ## Set up the environment of speculators 0.9.0, which the parity tests and the training benchmark need
+
 unlock: $(BIN)/.ready ## Clear the lock that a killed build left, if nothing holds it
 	@python scripts/unlock.py
 
@@ -93,6 +97,13 @@ $(BIN)/.ready-dev: envs/dev.txt $(BIN)/.ready
 $(VLLM)/.ready: envs/vllm.txt
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r envs/vllm.txt
+	@touch $@
+
+# torch first and alone here, too; the rest is pinned as a whole: see envs/oracle.txt.
+$(ORACLE)/.ready: envs/oracle.txt
+	$(PYTHON) -m venv $(ORACLE)
+	$(ORACLE)/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' envs/oracle.txt)
+	$(ORACLE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r envs/oracle.txt
 	@touch $@
 
 $(TARGET)/SOURCE.json: | $(BIN)/.ready

@@ -23,6 +23,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
+from eyrie.config import TrainingSettings
 from eyrie.eagle3.batches import Sample, candidate_places, make_batch
 from eyrie.eagle3.loss import unrolled_loss
 from eyrie.eagle3.model import Drafter, DrafterConfig, rotary, rotate
@@ -145,7 +146,7 @@ def gathered_loss(
 ) -> torch.Tensor:
     """The trainer's loss, the laying out of the batch included."""
     batch = make_batch(samples, [sample.supervised(drafter.t2d) for sample in samples], steps)
-    return unrolled_loss(drafter, batch, head_rows, DECAY, torch.float32)
+    return unrolled_loss(drafter, batch, head_rows, TrainingSettings(step_decay=DECAY), torch.float32)
 
 
 def seconds_of_step(

@@ -8,15 +8,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional
 
-from eyrie.eagle3.batches import Sample, candidate_places, make_batch, target_choices
-from eyrie.eagle3.loss import unrolled_loss
-from eyrie.eagle3.model import DraftCache, Drafter, rotary, rotate
+from eyrie.config import TrainingSettings
+from eyrie.eagle3 import loss
+from eyrie.eagle3.batches import Batch, Sample, candidate_places, make_batch, target_choices
+from eyrie.eagle3.loss import step_divisors, unrolled_loss
+from eyrie.eagle3.model import DraftCache, Drafter
 from eyrie.eagle3.unroll import Unroll, unroll
+from plain_eagle3 import plain_loss, plain_steps
 from tiny_eagle3 import HIDDEN, VOCABULARY, random_drafter, random_sample
 
-STEPS, DECAY = 4, 0.7
+STEPS = 4
+DEFAULT = TrainingSettings(step_decay=0.7)
 
 
 @pytest.fixture(scope="module")
@@ -24,71 +27,18 @@ def head() -> torch.Tensor:
     return torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(7))
 
 
-def shifted(x: torch.Tensor) -> torch.Tensor:
-    """Moved left by one, zeros entering on the right."""
-    return torch.cat([x[1:], torch.zeros_like(x[:1])])
-
-
-def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return functional.rms_norm(x, x.shape[-1:], weight, eps=1e-5)
-
-
-def dense_losses(
-    drafter: Drafter, sample: Sample, head: torch.Tensor, mask_shift: str
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The published training-time test over all positions of one sample: each step's sum and count."""
-    layer, attention = drafter.midlayer, drafter.midlayer.self_attn
-    length = len(sample.token_ids)
-    ids, distribution = shifted(sample.token_ids), shifted(sample.last.float() @ head.t())
-    inside = shifted(torch.ones(length))
-    mask = sample.loss_mask.float()
-    if mask_shift == "aligned":
-        mask = shifted(shifted(mask))
-    hidden = sample.aux.float() @ drafter.fc.weight.t()
-    keys: list[torch.Tensor] = []
-    values: list[torch.Tensor] = []
-    results = []
-    for step in range(STEPS):
-        embedding = norm(drafter.embedding[ids], layer.input_layernorm.weight)
-        both = torch.cat([embedding, norm(hidden, layer.hidden_norm.weight)], dim=-1)
-        cos, sin = rotary(torch.arange(length) + step, attention.head_dim, attention.theta)
-        query = rotate((both @ attention.q_proj.weight.t()).view(length, attention.heads, -1), cos, sin)
-        key = rotate((both @ attention.k_proj.weight.t()).view(length, attention.kv_heads, -1), cos, sin)
-        value = (both @ attention.v_proj.weight.t()).view(length, attention.kv_heads, -1)
-        groups = attention.heads // attention.kv_heads
-        keys.append(key.repeat_interleave(groups, dim=1))
-        values.append(value.repeat_interleave(groups, dim=1))
-        # length x (step + 1) * length: a causal block, then a diagonal one for every later step.
-        causal, diagonal = torch.ones(length, length).tril(), torch.eye(length)
-        allowed = torch.cat([causal] + [diagonal] * step, dim=1).bool()
-        scores = torch.einsum("qhd,khd->hqk", query, torch.cat(keys)) / attention.head_dim**0.5
-        weights = scores.masked_fill(~allowed, -torch.inf).softmax(dim=-1)
-        mixed = torch.einsum("hqk,khd->qhd", weights, torch.cat(values)).reshape(length, -1)
-        hidden = hidden + mixed @ attention.o_proj.weight.t()
-        normed = norm(hidden, layer.post_attention_layernorm.weight)
-        gate = functional.silu(normed @ layer.mlp.gate_proj.weight.t())
-        up = normed @ layer.mlp.up_proj.weight.t()
-        hidden = hidden + (gate * up) @ layer.mlp.down_proj.weight.t()
-        logits = norm(hidden, drafter.norm.weight) @ drafter.lm_head.weight.t()
-        position_mask = mask * inside * drafter.t2d[distribution.argmax(dim=-1)]
-        soft = distribution[:, drafter.t2d].softmax(dim=-1)
-        entropy = -(soft * logits.log_softmax(dim=-1)).sum(-1)
-        results.append(((entropy * position_mask).sum(), position_mask.sum()))
-        ids, distribution = shifted(ids), shifted(distribution)
-        inside, mask = shifted(inside), shifted(mask)
-    return results
-
-
 def dense_loss(
-    drafter: Drafter, samples: Sequence[Sample], head: torch.Tensor, mask_shift: str
+    drafter: Drafter, samples: Sequence[Sample], head: torch.Tensor, made: TrainingSettings
 ) -> torch.Tensor:
-    every = [dense_losses(drafter, sample, head, mask_shift) for sample in samples]
-    total = torch.zeros(())
-    for step in range(STEPS):
-        count = sum(result[step][1] for result in every)
-        if count:
-            total = total + DECAY**step * sum(result[step][0] for result in every) / count
-    return total
+    every = [
+        plain_steps(drafter, sample, head, STEPS, made.mask_shift, made.position_mask) for sample in samples
+    ]
+    return plain_loss(every, made.step_decay, made.loss_normalisation)
+
+
+def whole_batch(drafter: Drafter, samples: Sequence[Sample], made: TrainingSettings = DEFAULT) -> Batch:
+    places = [sample.supervised(drafter.t2d, made.position_mask) for sample in samples]
+    return make_batch(samples, places, STEPS)
 
 
 def gathered_loss(
@@ -96,11 +46,9 @@ def gathered_loss(
     samples: Sequence[Sample],
     head: torch.Tensor,
     dtype: torch.dtype = torch.float32,
+    made: TrainingSettings = DEFAULT,
 ) -> torch.Tensor:
-    places = [sample.supervised(drafter.t2d) for sample in samples]
-    used = [index for index, place in enumerate(places) if len(place)]
-    batch = make_batch([samples[i] for i in used], [places[i] for i in used], STEPS)
-    return unrolled_loss(drafter, batch, head[drafter.t2d], DECAY, dtype)
+    return unrolled_loss(drafter, whole_batch(drafter, samples, made), head[drafter.t2d], made, dtype)
 
 
 def gradients(drafter: Drafter, loss: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -117,13 +65,29 @@ MASKS = [
 ]
 
 
-@pytest.mark.parametrize("mask_shift", ["aligned", "legacy"])
-def test_loss_and_all_gradients_are_those_of_the_dense_algorithm(head: torch.Tensor, mask_shift: str) -> None:
+CONVENTIONS = [
+    DEFAULT.model_copy(update=changes)
+    for changes in (
+        {},
+        {"mask_shift": "legacy"},
+        {"loss_normalisation": "positions"},
+        {"position_mask": False, "mask_shift": "shifted"},
+        {"mask_shift": "legacy", "loss_normalisation": "positions", "step_decay": 1.0},
+    )
+]
+
+
+@pytest.mark.parametrize("made", CONVENTIONS)
+def test_loss_and_all_gradients_are_those_of_the_dense_algorithm(
+    head: torch.Tensor, made: TrainingSettings
+) -> None:
     drafter = random_drafter(draft_vocabulary=60)
-    samples = [random_sample(seed, mask, head, mask_shift) for seed, mask in enumerate(MASKS)]
-    dense = dense_loss(drafter, samples, head, mask_shift)
+    # The last mask supervises nothing under legacy; a sample without a place is not trained on.
+    masks = MASKS if made.mask_shift == "aligned" else MASKS[:3]
+    samples = [random_sample(seed, mask, head, made.mask_shift) for seed, mask in enumerate(masks)]
+    dense = dense_loss(drafter, samples, head, made)
     expected = gradients(drafter, dense)
-    gathered = gathered_loss(drafter, samples, head)
+    gathered = gathered_loss(drafter, samples, head, made=made)
     found = gradients(drafter, gathered)
     torch.testing.assert_close(gathered, dense, rtol=1e-5, atol=1e-5)
     assert expected.keys() == found.keys() and len(found) == 13
@@ -135,21 +99,67 @@ def test_loss_and_all_gradients_are_those_of_the_dense_algorithm(head: torch.Ten
 @settings(max_examples=25, deadline=None)
 @given(
     masks=st.lists(st.lists(st.integers(0, 1), min_size=3, max_size=14), min_size=1, max_size=3),
-    mask_shift=st.sampled_from(["aligned", "legacy"]),
+    made=st.sampled_from(CONVENTIONS),
     seed=st.integers(0, 50),
 )
-def test_any_mask_gives_the_dense_loss(masks: list[list[int]], mask_shift: str, seed: int) -> None:
+def test_any_mask_gives_the_dense_loss(masks: list[list[int]], made: TrainingSettings, seed: int) -> None:
     head = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(7))
     drafter = random_drafter(seed)
-    samples = [random_sample(seed + 1 + index, mask, head, mask_shift) for index, mask in enumerate(masks)]
-    if not any(len(sample.supervised(drafter.t2d)) for sample in samples):
+    samples = [
+        random_sample(seed + 1 + index, mask, head, made.mask_shift) for index, mask in enumerate(masks)
+    ]
+    samples = [sample for sample in samples if len(sample.supervised(drafter.t2d, made.position_mask))]
+    if not samples:
         return
     torch.testing.assert_close(
-        gathered_loss(drafter, samples, head),
-        dense_loss(drafter, samples, head, mask_shift),
+        gathered_loss(drafter, samples, head, made=made),
+        dense_loss(drafter, samples, head, made),
         rtol=1e-4,
         atol=1e-5,
     )
+
+
+@settings(max_examples=10, deadline=None)
+@given(made=st.sampled_from(CONVENTIONS), cut=st.integers(1, len(MASKS) - 1), seed=st.integers(0, 50))
+def test_parts_of_a_batch_add_up_to_the_whole(made: TrainingSettings, cut: int, seed: int) -> None:
+    head = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(7))
+    drafter = random_drafter(seed, draft_vocabulary=VOCABULARY)
+    samples = [random_sample(seed + i, mask, head, made.mask_shift) for i, mask in enumerate(MASKS[:3])]
+    head_rows = head[drafter.t2d]
+    whole = whole_batch(drafter, samples, made)
+    expected = gradients(drafter, unrolled_loss(drafter, whole, head_rows, made, torch.float32))
+    parts = [whole_batch(drafter, part, made) for part in (samples[:cut], samples[cut:]) if part]
+    divisors = [step_divisors(part, made) for part in parts]
+    totals = [sum(steps) for steps in zip(*divisors, strict=True)]
+    assert totals == step_divisors(whole, made)
+    drafter.zero_grad()
+    for part in parts:
+        unrolled_loss(drafter, part, head_rows, made, torch.float32, totals).backward()
+    for name, parameter in drafter.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_pieces_of_a_batch_give_one_loss(head: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = random_drafter()
+    samples = [random_sample(seed, mask, head) for seed, mask in enumerate(MASKS[:3])]
+    at_once = gathered_loss(drafter, samples, head)
+    expected = gradients(drafter, at_once)
+    monkeypatch.setattr(loss, "PIECE", 3)
+    in_pieces = gathered_loss(drafter, samples, head)
+    torch.testing.assert_close(in_pieces, at_once, rtol=1e-5, atol=1e-6)
+    for name, gradient in gradients(drafter, in_pieces).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_a_frozen_head_gets_no_gradient_and_the_rest_the_same(head: torch.Tensor) -> None:
+    drafter = random_drafter()
+    samples = [random_sample(0, MASKS[0], head)]
+    expected = gradients(drafter, gathered_loss(drafter, samples, head))
+    drafter.zero_grad()
+    drafter.lm_head.weight.requires_grad_(False)
+    gathered_loss(drafter, samples, head).backward()
+    assert drafter.lm_head.weight.grad is None
+    torch.testing.assert_close(drafter.fc.weight.grad, expected["fc.weight"])
 
 
 def test_bfloat16_products_come_near_the_float32_loss(head: torch.Tensor) -> None:
@@ -177,6 +187,7 @@ def test_aligned_learns_every_answer_token_and_nothing_past_the_end(head: torch.
     assert first_step_positions(mask, head, 1) == [3, 4, 5, 6]
     sample = random_sample(3, mask, head)
     for token in range(len(mask)):
+        assert sample.last is not None
         changed = sample.last.clone()
         changed[token] = -changed[token]
         moved = Sample(**{**sample.__dict__, "last": changed})
@@ -189,6 +200,7 @@ def test_legacy_leaves_out_the_first_predictions_and_learns_past_the_end() -> No
     mask = torch.tensor([0, 0, 0, 1, 1, 1, 0, 0], dtype=torch.bool)
     # Place q predicts token q + 1; answer tokens are 3, 4 and 5.
     assert candidate_places(mask, "aligned").tolist() == [2, 3, 4]
+    assert candidate_places(mask, "shifted").tolist() == [3, 4, 5]
     assert candidate_places(mask, "legacy").tolist() == [4, 5, 6]
 
 

@@ -214,6 +214,12 @@ class DrafterSettings(Settings):
 
     draft_vocab_size: Positive = 32000
     """How many of the target's tokens the drafter can propose; the most frequent supervised ones."""
+    vocabulary: Path | None = None
+    """A vocabulary.json or a checkpoint's folder whose tokens are taken as they are, in place of the most
+    frequent ones: what a warm start needs. null: chosen from the training rows."""
+    min_coverage: Share | None = 0.8
+    """Smallest share of the validation rows' supervised tokens that the draft vocabulary must hold: what it
+    lacks can never be accepted. null: not asked."""
     intermediate_size: Positive | None = None
     """Width of the MLP."""
     num_attention_heads: Positive | None = None
@@ -250,19 +256,51 @@ class TrainingSettings(Settings):
     ttt_steps: Positive = 3
     """Steps of the training-time test: how often the drafter is fed its own states."""
     step_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
-    """Weight of unrolled step i is step_decay ** i."""
-    mask_shift: Literal["aligned", "legacy"] = "aligned"
-    """aligned: the loss mask is about the token that is predicted; legacy: as published, one position off."""
+    """Weight of unrolled step i is step_decay ** i: 0.8 as published (EAGLE's traineagle3/main.py); 1.0 is
+    speculators' default."""
+    mask_shift: Literal["aligned", "shifted", "legacy"] = "aligned"
+    """Which token's mask rules a prediction. aligned: that of the predicted token; shifted: that of the token
+    before it, whose state the target predicts from, as in speculators 0.9.0 (eagle3/data.py) and SpecForge's
+    pull request 895; legacy: that of the token before that, as published (EAGLE's dataprepare, SpecForge's
+    target_head.py)."""
     initialise: Literal["target_layer", "least_squares", "random"] = "target_layer"
     """target_layer: start from the target's last layer and head; least_squares: from there, with what least
     squares fit to the training states, which saves a pass or two over a small dataset; random: from scratch,
     as published."""
+    loss_normalisation: Literal["supervised", "positions"] = "supervised"
+    """What a step's summed loss is divided by. supervised: the positions that have a loss at that step, as in
+    speculators 0.9.0; positions: all tokens of the batch, as published (the mean over batch and sequence in
+    EAGLE's traineagle3/cnets.py, and in SpecForge), where long prompts make the loss small."""
+    position_mask: bool = True
+    """true: no loss where the target's most likely token is outside the draft vocabulary, as published
+    (EAGLE's traineagle3/cnets.py, SpecForge); false: a loss there, too, as in speculators 0.9.0."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers of the matrix products; the weights themselves are float32."""
     threads: Positive = 2
     """CPU threads; fixed, since the sums depend on it."""
     checkpoint_every: Positive = 200
     """Steps between resumable checkpoints."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What trains; auto: a CUDA device where there is one. Its kind changes the sums' last digits, so a run
+    that was begun on one kind is not gone on with on the other."""
+    processes: Positive = 1
+    """Processes that share each step, one a device; more than one are started by torchrun. The result is
+    the same but for the last digits of the sums."""
+    micro_batch_tokens: Positive | None = None
+    """Supervised positions computed at once, about: a step's gradients are added up part by part, which
+    takes less memory. null: a process computes all that it has of a step at once."""
+    validate_every: Positive | None = None
+    """Steps between validations, besides the one after each epoch; null: only those."""
+    keep: Literal["last", "best"] = "last"
+    """Which weights become the checkpoint: the last ones, or those of the validation with the longest
+    acceptance length. Both are in the store, so another choice trains nothing again."""
+    early_stop: Positive | None = None
+    """Epochs without a longer acceptance length after which training ends; null: all epochs are trained."""
+    warm_start: Path | None = None
+    """The folder of a checkpoint with the same shape, layers and draft vocabulary, whose weights training
+    starts from; `initialise` then counts for nothing. null: no such start."""
+    tensorboard: bool = False
+    """Also write TensorBoard's event files, beside the run in the store."""
     seed: int = 0
     """Order of the samples and random weights."""
 

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 import torch
 
 from eyrie.config import TrainingSettings
+from eyrie.store import TopTokens
 
 
 @dataclass(frozen=True)
 class Sample:
     """One tokenized row with its states.
 
-    token_ids: int64 [T]. loss_mask: bool [T]. aux: [T, layers * H], last: [T, H], both in the stored dtype.
+    token_ids: int64 [T]. loss_mask: bool [T]. aux: [T, layers * H], last: [T, H], both in the stored dtype;
+    where the last states are not kept, top holds the target's distribution at all T tokens instead.
     candidates: int64 places q that the loss mask supervises. choices: the target's most likely token at
     each of them, over its whole vocabulary.
     """
@@ -28,26 +30,29 @@ class Sample:
     token_ids: torch.Tensor
     loss_mask: torch.Tensor
     aux: torch.Tensor
-    last: torch.Tensor
+    last: torch.Tensor | None
     candidates: torch.Tensor
     choices: torch.Tensor
+    top: TopTokens | None = None
 
-    def supervised(self, t2d: torch.Tensor) -> torch.Tensor:
-        """The candidates whose choice the drafter can propose at all; only these have a loss."""
-        return self.candidates[t2d[self.choices]]
+    def supervised(self, t2d: torch.Tensor, position_mask: bool = True) -> torch.Tensor:
+        """The places with a loss: with a position mask, candidates whose choice the drafter can propose."""
+        return self.candidates[t2d[self.choices]] if position_mask else self.candidates
 
 
 def candidate_places(loss_mask: torch.Tensor, mask_shift: str) -> torch.Tensor:
     """The places q, rising, that a loss mask [T] supervises.
 
-    aligned: those before a supervised token, from token 2 on (token 1 has no feature before it). legacy, as
-    published: ids and distributions move left by one and the mask stays, so place q is ruled by the mask
-    of token q - 1; an answer's first two predictions are then left out and two past its end are learnt.
+    aligned: those before a supervised token, from token 2 on (token 1 has no feature before it). shifted, as
+    in speculators: the mask moves with ids and distributions, so place q is ruled by the mask of token q; an
+    answer's first prediction is left out and one past its end is learnt. legacy, as published: ids and
+    distributions move left by one and the mask stays, so place q is ruled by the mask of token q - 1; two
+    predictions are then left out, and two past the end are learnt.
     """
     places = torch.arange(1, len(loss_mask))
     if mask_shift == "aligned":
         return places[:-1][loss_mask[2:]]
-    return places[loss_mask[:-1]]
+    return places[loss_mask[1:] if mask_shift == "shifted" else loss_mask[:-1]]
 
 
 def target_choices(last: torch.Tensor, head: torch.Tensor, rows: int = 512) -> Iterator[torch.Tensor]:
@@ -58,9 +63,9 @@ def target_choices(last: torch.Tensor, head: torch.Tensor, rows: int = 512) -> I
     """
     pieces = [(start, piece.float()) for start, piece in _pieces(head, 8192)]
     for chunk in torch.split(last, rows):
-        states = chunk.float()
-        best = torch.full((len(states),), -torch.inf)
-        choice = torch.zeros(len(states), dtype=torch.int64)
+        states = chunk.to(head.device).float()
+        best = torch.full((len(states),), -torch.inf, device=head.device)
+        choice = torch.zeros(len(states), dtype=torch.int64, device=head.device)
         for start, weight in pieces:
             value, index = (states @ weight.t()).max(dim=-1)
             # Strictly greater: of equal logits the first one counts, as in argmax.
@@ -157,14 +162,18 @@ class Batch:
     """The samples of one optimiser step and what supervises them."""
 
     layout: Layout
-    last: torch.Tensor
-    """[P, H] float32: the target's last state at the P supervised places."""
+    last: torch.Tensor | None
+    """[P, H] float32: the target's last state at the P supervised places, or None where `top` is there."""
+    top: TopTokens | None
+    """The target's distribution at the P places, or None where `last` is there."""
     choices: torch.Tensor
     """[P]: the target's most likely tokens there."""
     step_queries: list[torch.Tensor]
     """Step by step: the supervised queries, as rows of the layout's queries."""
     step_places: list[torch.Tensor]
-    """Step by step: their places, as rows of `last`."""
+    """Step by step: their places, rising, as rows of `last` or `top`."""
+    positions: int
+    """Tokens of the samples, whether supervised or not."""
 
 
 def make_batch(samples: Sequence[Sample], places: Sequence[torch.Tensor], steps: int) -> Batch:
@@ -187,10 +196,29 @@ def make_batch(samples: Sequence[Sample], places: Sequence[torch.Tensor], steps:
     pairs = list(zip(samples, places, strict=True))
     return Batch(
         layout=lay_out(samples, queries, steps),
-        last=torch.cat([sample.last[place] for sample, place in pairs]).float(),
+        last=_last_states(pairs),
+        top=_top_tokens(pairs),
         choices=torch.cat(
             [sample.choices[torch.searchsorted(sample.candidates, place)] for sample, place in pairs]
         ),
         step_queries=[torch.cat(parts) for parts in step_queries],
         step_places=[torch.cat(parts) for parts in step_places],
+        positions=sum(len(sample.token_ids) for sample in samples),
+    )
+
+
+def _last_states(pairs: Sequence[tuple[Sample, torch.Tensor]]) -> torch.Tensor | None:
+    parts = [sample.last[place] for sample, place in pairs if sample.last is not None]
+    return torch.cat(parts).float() if len(parts) == len(pairs) else None
+
+
+def _top_tokens(pairs: Sequence[tuple[Sample, torch.Tensor]]) -> TopTokens | None:
+    tops = [(sample.top, place) for sample, place in pairs if sample.top is not None]
+    if len(tops) < len(pairs):
+        return None
+    return TopTokens(
+        ids=torch.cat([top.ids[place] for top, place in tops]),
+        logs=torch.cat([top.logs[place] for top, place in tops]),
+        rest=torch.cat([top.rest[place] for top, place in tops]),
+        choices=torch.cat([top.choices[place] for top, place in tops]),
     )

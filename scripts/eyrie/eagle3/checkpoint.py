@@ -146,7 +146,7 @@ def model_card(
 
     target: target.json. model_type: the target's, from its text configuration. manifest: training.json.
     """
-    counts, last = manifest["counts"], (manifest["validation"] or [{}])[-1]
+    counts, last = manifest["counts"], manifest.get("kept") or (manifest["validation"] or [{}])[-1]
     length = last.get("acceptance_length")
     measured = (
         f"On {last['rows']} validation rows the replayed acceptance length at 3 draft tokens is {length:.3f}."

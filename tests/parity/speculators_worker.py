@@ -1,0 +1,194 @@
+"""speculators 0.9.0 at the other end of a pipe, in its own environment (make oracle-env).
+
+Reads one JSON request a line and answers one JSON object a line; it is the only file that imports speculators.
+A case is a folder with `case.json` (the drafter's shape, tokens of each sample) and `case.safetensors` (the
+drafter's tensors under the classic layout's names, the target's embedding, head and final norm, and the
+samples side by side). Hyperparameters are the classic drafter's: no further norms, no sliding window.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from speculators import SpeculatorsConfig, VerifierConfig
+from speculators.losses import resolve_loss_config
+from speculators.models.eagle3 import Eagle3SpeculatorConfig
+from speculators.models.eagle3.core import Eagle3DraftModel
+from speculators.models.eagle3.data import shift_batch
+from speculators.proposals.greedy import GreedyTokenProposalConfig
+from transformers import LlamaConfig
+
+Tensors = dict[str, torch.Tensor]
+
+
+def memory(field: str) -> int:
+    """A figure of /proc/self/status in bytes: VmRSS now, VmHWM at the most since the last reset."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"no {field} in /proc/self/status")
+
+
+def make_config(shape: dict[str, Any], attention: str, steps: int) -> Eagle3SpeculatorConfig:
+    """speculators' configuration of a classic drafter."""
+    layer = LlamaConfig(
+        vocab_size=shape["vocab_size"],
+        hidden_size=shape["hidden_size"],
+        intermediate_size=shape["intermediate_size"],
+        num_hidden_layers=1,
+        num_attention_heads=shape["num_attention_heads"],
+        num_key_value_heads=shape["num_key_value_heads"],
+        head_dim=shape["head_dim"],
+        rms_norm_eps=shape["rms_norm_eps"],
+        max_position_embeddings=shape["max_position_embeddings"],
+        rope_parameters={"rope_type": "default", "rope_theta": shape["rope_theta"]},
+        tie_word_embeddings=False,
+        layer_types=["full_attention"],
+        attn_implementation=attention,
+    )
+    return Eagle3SpeculatorConfig(
+        transformer_layer_config=layer,
+        draft_vocab_size=shape["draft_vocab_size"],
+        norm_before_residual=False,
+        norm_before_fc=False,
+        fc_norm=False,
+        norm_output=False,
+        eagle_aux_hidden_state_layer_ids=list(shape["layer_ids"]),
+        speculators_config=SpeculatorsConfig(
+            algorithm="eagle3",
+            proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=steps)],
+            default_proposal_method="greedy",
+            verifier=VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
+        ),
+    )
+
+
+def own_name(name: str) -> str:
+    """speculators' name of a tensor of the classic layout."""
+    return name.replace("midlayer.", "layers.0.")
+
+
+def fill(model: Eagle3DraftModel, drafter: Tensors, target: Tensors) -> None:
+    """Give the model a classic drafter's tensors and the target's embedding, head rows and final norm."""
+    tensors = {own_name(name): tensor for name, tensor in drafter.items()}
+    tensors["embed_tokens.weight"] = target["embedding"]
+    tensors["verifier_lm_head.weight"] = target["head"][drafter["t2d"]]
+    tensors["verifier_norm.weight"] = target["norm"]
+    model.load_state_dict(tensors, strict=True)
+
+
+class Case:
+    """A model and a packed batch, as speculators' collator would hand it over without padding."""
+
+    def __init__(self, folder: Path, attention: str, dtype: torch.dtype) -> None:
+        about = json.loads((folder / "case.json").read_text())
+        tensors = load_file(folder / "case.safetensors")
+        drafter = {name[8:]: t for name, t in tensors.items() if name.startswith("drafter.")}
+        target = {name[7:]: t for name, t in tensors.items() if name.startswith("target.")}
+        self.steps, self.decay = about["steps"], about["decay"]
+        self.model = Eagle3DraftModel(make_config(about["shape"], attention, self.steps))
+        fill(self.model, drafter, target)
+        self.model.to(dtype)
+        self.batch = self._packed(tensors, about["tokens"], dtype)
+        self.loss_config = resolve_loss_config("kl_div", "eager")
+        self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimiser = torch.optim.AdamW(self.trained, lr=about["rate"], weight_decay=0.0, fused=True)
+
+    @staticmethod
+    def _packed(tensors: Tensors, tokens: list[int], dtype: torch.dtype) -> Tensors:
+        parts = []
+        names = ("input_ids", "hidden_states", "verifier_last_hidden_states", "loss_mask")
+        for document, rows in enumerate(zip(*(tensors[name].split(tokens) for name in names), strict=True)):
+            count = len(rows[0])
+            sample = dict(zip(names, rows, strict=True))
+            sample |= {"lengths": torch.tensor([count]), "position_ids": torch.arange(count)}
+            shifted = shift_batch(sample)
+            del shifted["lengths"]
+            shifted["document_ids"] = torch.full_like(shifted["input_ids"], document)
+            parts.append(shifted)
+        batch = {name: torch.cat([part[name] for part in parts])[None] for name in parts[0]}
+        return {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
+
+    def loss(self) -> tuple[torch.Tensor, dict[str, Any]]:
+        """The loss and speculators' metrics."""
+        _, loss, metrics = self.model(
+            **self.batch, ttt_steps=self.steps, ttt_step_loss_decay=self.decay, loss_config=self.loss_config
+        )
+        return loss, metrics
+
+    def step(self) -> dict[str, float]:
+        """One optimiser step; its loss, and how long it took by the clock and on the processor."""
+        clock, processor = time.perf_counter(), time.process_time()
+        loss, _ = self.loss()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        seconds, spent = time.perf_counter() - clock, time.process_time() - processor
+        return {"loss": float(loss.detach()), "seconds": seconds, "processor_seconds": spent}
+
+    def compare(self, out: Path) -> dict[str, Any]:
+        """Write every step's logits and all gradients under the classic names; returns the losses."""
+        logits: list[torch.Tensor] = []
+        hook = self.model.lm_head.register_forward_hook(lambda *seen: logits.append(seen[2].detach()[0]))
+        loss, metrics = self.loss()
+        hook.remove()
+        self.model.zero_grad()
+        loss.backward()
+        gradients = {
+            "gradient." + name.replace("layers.0.", "midlayer."): parameter.grad
+            for name, parameter in self.model.named_parameters()
+            if parameter.grad is not None
+        }
+        save_file(gradients | {f"logits.{step}": t.contiguous() for step, t in enumerate(logits)}, out)
+        steps = [float(metrics[f"loss_{step}_sum"]) for step in range(self.steps)]
+        return {"loss": float(loss.detach()), "steps": steps}
+
+
+def answer(request: dict[str, Any], held: dict[str, Case]) -> dict[str, Any]:
+    """Do what a request asks for."""
+    match request["do"]:
+        case "load":
+            dtype = getattr(torch, request["dtype"])
+            held["case"] = Case(Path(request["folder"]), request["attention"], dtype)
+            return {}
+        case "step":
+            return held["case"].step()
+        case "compare":
+            return held["case"].compare(Path(request["out"]))
+        case "save":
+            held["case"].model.save_pretrained(request["folder"])
+            return {}
+        case "put":
+            # Another drafter's weights under the classic names, as an engine would load them.
+            drafter = {own_name(name): tensor for name, tensor in load_file(request["file"]).items()}
+            problems = held["case"].model.load_state_dict(drafter, strict=False)
+            return {"missing": sorted(problems.missing_keys), "unexpected": sorted(problems.unexpected_keys)}
+        case "memory":
+            return {"now": memory("VmRSS"), "peak": memory("VmHWM")}
+        case "reset_peak":
+            Path("/proc/self/clear_refs").write_text("5")
+            return {"now": memory("VmRSS")}
+    raise ValueError(f"unknown request {request}")
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    torch.set_num_threads(int(sys.argv[1]))
+    torch.manual_seed(0)
+    held: dict[str, Case] = {}
+    # Libraries may print: the answers have the real output to themselves.
+    out, sys.stdout = sys.stdout, sys.stderr
+    print(json.dumps({"ready": True}), file=out, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line), held)), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()
