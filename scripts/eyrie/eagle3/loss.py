@@ -13,7 +13,7 @@ from eyrie.eagle3.fused import Weight, product, rms_norm
 from eyrie.eagle3.unroll import unroll
 from eyrie.store import TopTokens
 
-# Places whose logits are in memory at once: so many that their products are as fast as larger ones.
+# Places whose logits are in memory at once, at the most: so many that their products are as fast as larger ones.
 PIECE = 512
 
 
@@ -130,6 +130,11 @@ class _TopPiece:
         return loss + (mass * every).sum(), logits
 
 
+def _even_piece(count: int) -> int:
+    """The size of the fewest pieces that are at most PIECE: a small last one would be slow for its size."""
+    return -(-count // max(1, -(-count // PIECE)))
+
+
 class SoftCrossEntropy(torch.autograd.Function):
     """The head and its loss in one, for all steps, with the gradients computed on the way forward.
 
@@ -155,9 +160,10 @@ class SoftCrossEntropy(torch.autograd.Function):
         grad_states = [torch.empty_like(state) for state in states]
         total = weight.new_zeros(())
         # Two buffers for all pieces: the system would else hand out, and clear, new pages for each.
-        buffers = [weight.new_empty(min(PIECE, len(goal)), len(weight)) for _ in range(2)]
-        for start in range(0, len(goal), PIECE):
-            stop = min(start + PIECE, len(goal))
+        size = _even_piece(len(goal))
+        buffers = [weight.new_empty(size, len(weight)) for _ in range(2)]
+        for start in range(0, len(goal), size):
+            stop = min(start + size, len(goal))
             piece = goal.piece(start, stop)
             for state, place, scale, grad_state in zip(states, places, scales, grad_states, strict=True):
                 rows = slice(*torch.searchsorted(place, place.new_tensor([start, stop])).tolist())
