@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
+from eyrie.config import ConfigError
 from eyrie.eagle3.batches import Sample
 from eyrie.eagle3.model import Drafter
 
@@ -64,8 +65,13 @@ def initialise_by_least_squares(
     """Replace fc, attention and the down projection by what fits the samples.
 
     Call it after initialise_from_target, whose norm, head, gate and up projections stay. head_rows: [D, H],
-    the target head's rows of the draft vocabulary.
+    the target head's rows of the draft vocabulary. Raises ConfigError for samples without last states.
     """
+    if any(sample.last is None for sample in samples):
+        raise ConfigError(
+            "training.initialise: saw least_squares, which fits the target's last states, but the store holds its "
+            "top tokens instead; expected target_layer or random, or hidden_states.top_tokens: null"
+        )
     layer, width = drafter.midlayer, drafter.config.hidden_size
     generator = torch.Generator().manual_seed(seed)
     positions = _gather(drafter, samples, generator)
@@ -106,6 +112,7 @@ def _gather(drafter: Drafter, samples: Sequence[Sample], generator: torch.Genera
     parts: list[list[torch.Tensor]] = [[] for _ in range(5)]
     for sample, kept in zip(samples, torch.split(keep, counts.tolist()), strict=True):
         place = 1 + kept.nonzero()[:, 0]
+        assert sample.last is not None
         following = torch.cat([sample.loss_mask[1:], sample.loss_mask[-1:]])[place]
         parts[0].append(sample.aux[place - 1].float())
         parts[1].append(drafter.embed(sample.token_ids[place]))
