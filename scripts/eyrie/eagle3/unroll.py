@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from eyrie.eagle3.batches import Layout
+from eyrie.eagle3.flex import FlexAttention
 from eyrie.eagle3.fused import Weight, gated, product, rms_norm
 from eyrie.eagle3.model import Drafter, RMSNorm, rms_normalise, rotary, rotate
 
@@ -31,10 +32,17 @@ class _Chain:
 class Unroll:
     """One pass of the drafter over a layout: `first()`, then `next(...)` as often as there are steps.
 
-    dtype: of the matrix products. All states are float32 [Q, H], in the order of the layout's queries.
+    dtype: of the matrix products. flex: whether flex attention does the attention; None: on a GPU it does. All
+    states are float32 [Q, H], in the order of the layout's queries.
     """
 
-    def __init__(self, drafter: Drafter, layout: Layout, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        layout: Layout,
+        dtype: torch.dtype = torch.float32,
+        flex: bool | None = None,
+    ) -> None:
         layer, width = drafter.midlayer, drafter.config.hidden_size
         attention, mlp = layer.self_attn, layer.mlp
         self._layer, self._drafter, self._layout = layer, drafter, layout
@@ -51,7 +59,9 @@ class Unroll:
         self._out = Weight(attention.o_proj.weight, dtype)
         self._gate_up = Weight(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]), dtype)
         self._down = Weight(mlp.down_proj.weight, dtype)
-        self._masks = _causal_masks(layout, attention.heads // attention.kv_heads)
+        flex = layout.aux.is_cuda if flex is None else flex
+        self._flex = FlexAttention(layout, dtype) if flex else None
+        self._masks = [] if flex else _causal_masks(layout, attention.heads // attention.kv_heads)
         positions = torch.arange(max(layout.key_counts) + len(layout.chain_rows), device=layout.aux.device)
         self._turns = rotary(positions, attention.head_dim, attention.theta)
         self._chain: list[_Chain] = []
@@ -104,6 +114,9 @@ class Unroll:
 
         The step-0 block sample by sample, the diagonals for all queries at once.
         """
+        if self._flex is not None:
+            keys = [self._keys, *(step.keys for step in self._chain)]
+            return self._flex(queries, keys, [self._values, *(step.values for step in self._chain)])
         layout, attention = self._layout, self._layer.self_attn
         kv, size = attention.kv_heads, attention.head_dim
         groups = attention.heads // kv
@@ -111,7 +124,7 @@ class Unroll:
         own = [(queries * step.keys[:, :, None]).sum(-1) for step in self._chain]
         diagonals = torch.stack(own, dim=-1) if own else queries.new_empty(*queries.shape[:-1], 0)
         mixed, weights = [], []
-        for query, diagonal, keys, values, mask in zip(
+        for query, diagonal, sample_keys, sample_values, mask in zip(
             torch.split(queries, layout.query_counts),
             torch.split(diagonals, layout.query_counts),
             torch.split(self._keys, layout.key_counts),
@@ -121,12 +134,13 @@ class Unroll:
         ):
             # [kv, groups * q, ...]: the heads of a group are so many more queries of its key head.
             rows = query.permute(1, 2, 0, 3).reshape(kv, -1, size)
-            scores = torch.baddbmm(mask.expand(kv, -1, -1), rows, keys.permute(1, 2, 0))
+            scores = torch.baddbmm(mask.expand(kv, -1, -1), rows, sample_keys.permute(1, 2, 0))
             scores = torch.cat([scores, diagonal.permute(1, 2, 0, 3).reshape(kv, len(mask), -1)], dim=-1)
             probability = scores.softmax(dim=-1)
-            block = probability[..., : len(keys)] @ values.transpose(0, 1)
+            block = probability[..., : len(sample_keys)] @ sample_values.transpose(0, 1)
             mixed.append(block.view(kv, groups, -1, size).permute(2, 0, 1, 3))
-            weights.append(probability[..., len(keys) :].view(kv, groups, len(query), -1).permute(2, 0, 1, 3))
+            diagonal_weight = probability[..., len(sample_keys) :]
+            weights.append(diagonal_weight.view(kv, groups, len(query), -1).permute(2, 0, 1, 3))
         output = torch.cat(mixed)
         if self._chain:
             weight = torch.cat(weights)
@@ -158,13 +172,16 @@ def _causal_masks(layout: Layout, groups: int) -> list[torch.Tensor]:
         torch.split(layout.query_positions, layout.query_counts), layout.key_counts, strict=True
     ):
         later = torch.arange(keys, device=positions.device) > positions[:, None]
-        masks.append(torch.zeros(later.shape).masked_fill(later, -torch.inf).repeat(groups, 1))
+        mask = torch.zeros(later.shape, device=later.device).masked_fill(later, -torch.inf)
+        masks.append(mask.repeat(groups, 1))
     return masks
 
 
-def unroll(drafter: Drafter, layout: Layout, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+def unroll(
+    drafter: Drafter, layout: Layout, dtype: torch.dtype = torch.float32, flex: bool | None = None
+) -> list[torch.Tensor]:
     """The states [Q, H] of every step of the layout, fed with the samples' own tokens."""
-    run = Unroll(drafter, layout, dtype)
+    run = Unroll(drafter, layout, dtype, flex)
     embedded = run.embed(layout.chain_tokens)
     states = [run.first(embedded.index_select(0, layout.chain_rows[0]))]
     for rows in layout.chain_rows[1:]:
