@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
-from eyrie.eagle3.checkpoint import engine_layer_ids, load_drafter, model_card, save_checkpoint
+from eyrie.config import ConfigError
+from eyrie.eagle3.checkpoint import (
+    AS_IS_SINCE,
+    config_json,
+    engine_layer_ids,
+    load_drafter,
+    model_card,
+    save_checkpoint,
+)
 from eyrie.eagle3.model import Drafter
 from eyrie.records import RecordError, read_json, write_json
 from tiny_eagle3 import HIDDEN, LAYER_IDS, VOCABULARY, random_drafter, tiny_config
@@ -79,6 +89,7 @@ def test_configuration_says_what_engines_would_else_guess(saved: tuple[Path, Dra
     assert read.rope_parameters["rope_theta"] == 10000.0 and read.head_dim == 8
 
 
+@settings(deadline=None)
 @given(ids=st.sets(st.integers(0, VOCABULARY - 1), min_size=1))
 def test_maps_agree_for_every_vocabulary(ids: set[int]) -> None:
     token_ids = sorted(ids)
@@ -93,6 +104,10 @@ def drop(tensors: Tensors) -> None:
 
 
 def add(tensors: Tensors) -> None:
+    tensors["extra.weight"] = torch.zeros(VOCABULARY, HIDDEN)
+
+
+def other_embedding(tensors: Tensors) -> None:
     tensors["embed_tokens.weight"] = torch.zeros(VOCABULARY, HIDDEN)
 
 
@@ -112,7 +127,8 @@ def clear_flag(tensors: Tensors) -> None:
     ("damage", "words"),
     [
         (drop, r"lm_head.weight: expected \[40, 32\], saw nothing"),
-        (add, r"embed_tokens.weight: expected nothing, saw \[96, 32\]"),
+        (add, r"extra.weight: expected nothing, saw \[96, 32\]"),
+        (other_embedding, "embed_tokens.weight is not the target's embedding"),
         (narrow, r"fc.weight: expected \[32, 96\], saw \[32, 95\]"),
         (zero_map, "d2t and t2d disagree"),
         (clear_flag, "d2t and t2d disagree: t2d marks 39 tokens and d2t leads to 40"),
@@ -161,7 +177,88 @@ def test_layer_ids_are_translated_for_sglang_alone() -> None:
     assert engine_layer_ids("vllm", "llama", [2, 15, 27]) == [2, 15, 27]
     assert engine_layer_ids("sglang", "llama", [2, 15, 27]) == [1, 14, 26]
     assert engine_layer_ids("sglang", "qwen3", [2, 18, 33]) == [1, 17, 32]
+    assert engine_layer_ids("sglang", "gpt_oss", [2, 18, 33], 36) == [1, 17, 32]
     assert engine_layer_ids("sglang", "kimi_k2", [2, 30, 58]) == [2, 30, 58]
+
+
+def test_sglang_of_before_its_change_counts_kimis_layers_like_all_others() -> None:
+    before, after = AS_IS_SINCE - timedelta(days=1), AS_IS_SINCE
+    assert engine_layer_ids("sglang", "kimi_k25", [2, 30, 58], 61, before) == [1, 29, 57]
+    assert engine_layer_ids("sglang", "kimi_k25", [2, 30, 58], 61, after) == [2, 30, 58]
+    with pytest.raises(ConfigError, match="can't tell"):
+        engine_layer_ids("sglang", "kimi_k25", [1, 30, 58], 61, after)
+
+
+@pytest.mark.parametrize(
+    ("engine", "model_type", "ids", "words"),
+    [
+        ("sglang", "gpt_oss", [24, 30, 36], "never captures 36"),
+        ("sglang", "llama", [0, 18, 33], "can't capture 0"),
+        ("vllm", "llama", [2, 18, 40], "from 0 to the target's 36 layers"),
+    ],
+)
+def test_ids_that_an_engine_takes_for_others_are_refused(
+    engine: str, model_type: str, ids: list[int], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        engine_layer_ids(engine, model_type, ids, 36)
+
+
+def speculators_config() -> dict[str, Any]:
+    config = config_json(tiny_config())
+    layer = {name: config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads")}
+    layer |= {name: config[name] for name in ("num_key_value_heads", "vocab_size", "rms_norm_eps", "head_dim")}
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": 40,
+        "eagle_aux_hidden_state_layer_ids": LAYER_IDS,
+        "norm_before_residual": False,
+        "transformer_layer_config": {
+            **layer,
+            "max_position_embeddings": 256,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    }
+
+
+def test_speculators_layout_is_read(saved: tuple[Path, Drafter]) -> None:
+    folder, drafter = saved
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+    save_file(renamed | {"embed_tokens.weight": drafter.embedding}, folder / "model.safetensors")
+    write_json(folder / "config.json", speculators_config())
+    loaded = load_drafter(folder, drafter.embedding, torch.float32)
+    assert loaded.config.rope_theta == 10000.0 and loaded.config.layer_ids == tuple(LAYER_IDS)
+    assert torch.equal(loaded.midlayer.self_attn.q_proj.weight, tensors["midlayer.self_attn.q_proj.weight"].float())
+
+
+def test_specforges_layout_is_read(saved: tuple[Path, Drafter]) -> None:
+    folder, drafter = saved
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"embed_tokens.weight": drafter.embedding.bfloat16()}, folder / "model.safetensors")
+    config = read_json(folder / "config.json")
+    del config["rope_theta"]
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
+    write_json(folder / "config.json", config)
+    assert load_drafter(folder, drafter.embedding, torch.float32).config == drafter.config
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm_before_fc": True},
+        {"norm_output": True},
+        {"norm_before_residual": True},
+        {"num_hidden_layers": 2},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 64}},
+    ],
+)
+def test_drafters_of_another_make_are_refused(saved: tuple[Path, Drafter], changes: dict[str, Any]) -> None:
+    folder, drafter = saved
+    write_json(folder / "config.json", read_json(folder / "config.json") | changes)
+    with pytest.raises(RecordError, match="another make|of kind 'yarn'"):
+        load_drafter(folder, drafter.embedding, torch.float32)
 
 
 def test_card_says_how_to_serve() -> None:
@@ -171,5 +268,7 @@ def test_card_says_how_to_serve() -> None:
     card = model_card(target, "llama", manifest, tiny_config())
     assert "vllm serve some/tiny" in card and "--speculative-algorithm EAGLE3" in card
     assert "[1, 2, 3]" in card and "`[0, 1, 2]`" in card and "1.500" in card and "abc" in card
-    without = model_card(target, "kimi_k2", {"counts": counts, "validation": []}, tiny_config())
+    kimi = tiny_config(layer_ids=(2, 3, 4))
+    without = model_card(target, "kimi_k2", {"counts": counts, "validation": []}, kimi)
     assert "SGLang counts the layers as written here" in without and "No validation rows" in without
+    assert "Not for SGLang: layer ids [1, 2, 3]" in model_card(target, "kimi_k2", manifest, tiny_config())

@@ -268,6 +268,16 @@ def test_samples_do_not_see_one_another(head: torch.Tensor) -> None:
         )
 
 
+def test_flex_attention_gives_the_same_states(head: torch.Tensor) -> None:
+    """Uncompiled, as it runs on a CPU, forward only; tests/gpu/check.sh compares gradients on a GPU."""
+    drafter = random_drafter()
+    samples = [random_sample(seed, mask, head) for seed, mask in enumerate(MASKS[:3])]
+    layout = make_batch(samples, [sample.candidates for sample in samples], 3).layout
+    with torch.no_grad():
+        for own, flex in zip(unroll(drafter, layout), unroll(drafter, layout, flex=True), strict=True):
+            torch.testing.assert_close(flex, own, rtol=1e-4, atol=1e-5)
+
+
 def test_unrolling_step_by_step_with_the_same_tokens_is_unroll(head: torch.Tensor) -> None:
     drafter = random_drafter()
     sample = random_sample(4, MASKS[0], head)

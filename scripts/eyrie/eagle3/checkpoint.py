@@ -3,26 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save
 
+from eyrie.config import ConfigError
+from eyrie.eagle3.drafter_layouts import ARCHITECTURE, EMBEDDING, classic_tensors, read_drafter_config
 from eyrie.eagle3.model import Drafter, DrafterConfig
 from eyrie.records import RecordError, atomic_write, read_json, write_json
 
-ARCHITECTURE = "LlamaForCausalLMEagle3"
-# SGLang captures what a layer puts out where vLLM and Hugging Face count what enters it: these of its
-# models add one to every id; its DeepSeek-like ones (Kimi among them) only where the first id is 1.
-_SGLANG_AS_IS = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"})
+# SGLang captures what a layer puts out where vLLM and Hugging Face count what enters it: its models add one
+# to every id, but for those below.
+_ADD_ONE_AFTER_A_FIRST_ID_OF_1 = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"})
+# Since this day's change (sgl-project/sglang pull request 25454) those add one only where the first id is 1.
+AS_IS_SINCE = date(2026, 5, 16)
 
 
-def engine_layer_ids(engine: str, model_type: str, layer_ids: Sequence[int]) -> list[int]:
-    """The ids to write for an engine, so that it captures these layers of Hugging Face's hidden_states."""
-    if engine == "sglang" and model_type not in _SGLANG_AS_IS:
-        return [layer - 1 for layer in layer_ids]
-    return list(layer_ids)
+def engine_layer_ids(
+    engine: str,
+    model_type: str,
+    layer_ids: Sequence[int],
+    layers: int | None = None,
+    built: date | None = None,
+) -> list[int]:
+    """The ids to write for an engine, so that it captures these layers of Hugging Face's hidden_states.
+
+    layers: the target's number of layers, where known. built: the day of SGLang's build; None: a recent one.
+    Raises ConfigError for ids that the engine would take for others, or not capture at all.
+    """
+    ids = list(layer_ids)
+    if layers is not None and not all(0 <= layer <= layers for layer in ids):
+        raise ConfigError(f"layer ids {ids}: expected ids from 0 to the target's {layers} layers")
+    if engine != "sglang":
+        return ids
+    if layers is not None and layers in ids:
+        # The loop ends before it: not captured, and gpt_oss crashes (sglang pull request 32334).
+        raise ConfigError(
+            f"layer ids {ids}: SGLang never captures {layers}, the last layer's output, of a {model_type} target "
+            f"with {layers} layers\n  change: hidden_states.layer_ids to earlier layers"
+        )
+    if model_type in _ADD_ONE_AFTER_A_FIRST_ID_OF_1 and (built is None or built >= AS_IS_SINCE):
+        if ids[0] == 1:
+            # It would take them for the other numbering; and less one they start at 0, where nothing is added.
+            raise ConfigError(
+                f"layer ids {ids}: SGLang can't tell them: it takes a first id of 1 of a {model_type} target for "
+                "the numbering that starts one lower\n  change: hidden_states.layer_ids to start at 2 or later"
+            )
+        return ids
+    if 0 in ids:
+        raise ConfigError(
+            f"layer ids {ids}: SGLang adds one to the ids of a {model_type} target, so it can't capture 0, the "
+            "embedding\n  change: hidden_states.layer_ids to start at 1 or later"
+        )
+    return [layer - 1 for layer in ids]
 
 
 def config_json(config: DrafterConfig) -> dict[str, Any]:
@@ -57,25 +93,9 @@ def config_json(config: DrafterConfig) -> dict[str, Any]:
     }
 
 
-def _read_config(path: Path) -> DrafterConfig:
-    data = read_json(path)
-    try:
-        if data["architectures"] != [ARCHITECTURE]:
-            raise RecordError(f"{path}: expected architectures [{ARCHITECTURE}], saw {data['architectures']}")
-        same = {
-            name: data[name]
-            for name in DrafterConfig.__dataclass_fields__
-            if name not in ("layer_ids", "target_hidden_size")
-        }
-        return DrafterConfig(
-            **same,
-            target_hidden_size=data.get("target_hidden_size") or data["hidden_size"],
-            layer_ids=tuple(data["eagle_config"]["eagle_aux_hidden_state_layer_ids"]),
-        )
-    except KeyError as error:
-        raise RecordError(
-            f"{path}: expected the key {error} of an EAGLE-3 drafter's configuration"
-        ) from error
+def same_embedding(own: torch.Tensor, targets: torch.Tensor) -> bool:
+    """Whether a drafter's copy [V, H] is the target's embedding, but for the rounding of its dtype."""
+    return own.shape == targets.shape and torch.equal(own.bfloat16(), targets.bfloat16())
 
 
 def _check_maps(d2t: torch.Tensor, t2d: torch.Tensor, where: str) -> None:
@@ -111,18 +131,25 @@ def save_checkpoint(folder: Path, drafter: Drafter, card: str, manifest: Mapping
 def load_drafter(folder: Path, embedding: torch.Tensor, dtype: torch.dtype) -> Drafter:
     """The drafter of a checkpoint folder with the target's embedding [V, H], in inference mode.
 
-    Raises RecordError for missing or unknown tensors, wrong shapes, and maps that disagree.
+    The folder may be of speculators' or SpecForge's layout, too: see drafter_layouts.py. Raises RecordError for
+    missing or unknown tensors, wrong shapes, maps that disagree, and an embedding that is not the target's.
     """
-    config = _read_config(folder / "config.json")
+    config = read_drafter_config(read_json(folder / "config.json"), str(folder / "config.json"))
     path = folder / "model.safetensors"
     try:
-        tensors = load_file(path)
+        tensors = classic_tensors(load_file(path))
     except Exception as error:
         raise RecordError(f"{path} cannot be read: {error}. Export the drafter anew.") from error
     if list(embedding.shape) != [config.vocab_size, config.hidden_size]:
         raise RecordError(
             f"{folder}: the drafter is for a target embedding of shape "
             f"{[config.vocab_size, config.hidden_size]}, but this target's has {list(embedding.shape)}"
+        )
+    own = tensors.pop(EMBEDDING, None)
+    if own is not None and not same_embedding(own, embedding):
+        raise RecordError(
+            f"{path}: its {EMBEDDING} is not the target's embedding, which it was trained with or will be served "
+            "with\n  change: give the target that it was trained for, or remove the tensor"
         )
     drafter = Drafter(config, range(config.draft_vocab_size), embedding.to(dtype))
     expected = {name: list(tensor.shape) for name, tensor in drafter.state_dict().items()}
@@ -137,6 +164,19 @@ def load_drafter(folder: Path, embedding: torch.Tensor, dtype: torch.dtype) -> D
     _check_maps(tensors["d2t"], tensors["t2d"], str(path))
     drafter.load_state_dict(tensors)
     return drafter.to(dtype).eval().requires_grad_(False)
+
+
+def _sglang_note(model_type: str, layer_ids: Sequence[int]) -> str:
+    try:
+        sglang = engine_layer_ids("sglang", model_type, layer_ids)
+    except ConfigError as error:
+        return f"Not for SGLang: {str(error).splitlines()[0]}."
+    if sglang == list(layer_ids):
+        return f"SGLang counts the layers as written here (Kimi's and DeepSeek's: builds since {AS_IS_SINCE})."
+    return (
+        "SGLang counts this target's layers from the other side: in a copy of this folder for SGLang,\n"
+        f"set `eagle_aux_hidden_state_layer_ids` in config.json to `{sglang}`."
+    )
 
 
 def model_card(
@@ -158,13 +198,7 @@ def model_card(
         f"{counts['epochs']} epochs, {counts['steps']} steps"
     )
     name = target.get("hub_id") or target["name"]
-    ids, sglang = list(config.layer_ids), engine_layer_ids("sglang", model_type, config.layer_ids)
-    note = (
-        "SGLang counts the layers as written here."
-        if ids == sglang
-        else f"SGLang counts this target's layers from the other side: in a copy of this folder for SGLang,\n"
-        f"set `eagle_aux_hidden_state_layer_ids` in config.json to `{sglang}`."
-    )
+    ids, note = list(config.layer_ids), _sglang_note(model_type, config.layer_ids)
     return f"""---
 base_model: {name}
 tags: [eagle3, speculative-decoding]

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
+from eyrie.config import ConfigError
 from eyrie.eagle3.batches import Sample
 from eyrie.eagle3.model import Drafter
 
@@ -69,7 +70,8 @@ def initialise_by_least_squares(
 
     Call it after initialise_from_target, whose norm, head, gate and up projections stay. head_rows: [D, H],
     the target head's rows of the draft vocabulary. lengths: the samples' tokens, where they are known without
-    reading a sample; each sample is then read once at most.
+    reading a sample; each sample is then read once at most. Raises ConfigError for samples without last
+    states.
     """
     layer, width = drafter.midlayer, drafter.config.hidden_size
     generator = torch.Generator().manual_seed(seed)
@@ -120,7 +122,12 @@ def _gather(
         if not kept.any():
             continue
         sample = samples[index]
-        assert sample.last is not None, "fitted to last states, which these samples lack"
+        if sample.last is None:
+            raise ConfigError(
+                "training.initialise: saw least_squares, which fits the target's last states, but the store "
+                "holds its top tokens instead; expected target_layer or random, or "
+                "hidden_states.top_tokens: null"
+            )
         place = 1 + kept.nonzero()[:, 0]
         following = torch.cat([sample.loss_mask[1:], sample.loss_mask[-1:]])[place]
         parts[0].append(sample.aux[place - 1].float())

@@ -10,12 +10,12 @@ import torch
 from eyrie.eagle3.batches import Batch
 from eyrie.eagle3.figures import Figures
 from eyrie.eagle3.model import Drafter
-from eyrie.eagle3.unroll import product, unroll
+from eyrie.eagle3.fused import Weight, product, rms_norm
+from eyrie.eagle3.unroll import unroll
 from eyrie.store import TopTokens
 
-# Places whose logits are in memory at once. Few enough that a piece stays in a processor's cache while it is
-# read and written again, and so many that its products are as fast as larger ones.
-PIECE = 256
+# Places whose logits are in memory at once, at the most: so many that their products are as fast as larger ones.
+PIECE = 512
 
 
 class LossSettings(Protocol):
@@ -35,7 +35,8 @@ def target_distribution(last: torch.Tensor, head_rows: torch.Tensor, dtype: torc
 
     last: [P, H], after the final norm. head_rows: [D, H], the target head's rows of the draft vocabulary.
     """
-    return product(last, head_rows, dtype).softmax(dim=-1)
+    logits = product(last, Weight(head_rows, dtype))
+    return torch.softmax(logits, dim=-1, out=logits)
 
 
 class _WholeGoal:
@@ -56,16 +57,24 @@ class _WholePiece:
     def __init__(self, distribution: torch.Tensor) -> None:
         self._distribution = distribution
 
-    def loss_and_gradient(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """The summed loss of logits [R, D] at the piece's places `rows` [R]; logits become its gradient."""
+    def loss_and_gradient(
+        self, logits: torch.Tensor, rows: torch.Tensor, buffer: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The summed loss of logits [R, D] at the piece's places `rows` [R], and its gradient, in the buffer.
+
+        The logits are lost.
+        """
         target = self._distribution
         if len(rows) < len(target):
-            target = target[rows]
-        logs = torch.log_softmax(logits, dim=-1, out=logits)
-        loss = -torch.dot(logs.view(-1), target.view(-1))
+            target = target.index_select(0, rows)
+        agreement = torch.mul(logits, target, out=buffer).sum(dim=-1)
+        highest = logits.amax(dim=-1)
+        chances = torch.softmax(logits, dim=-1, out=buffer)
+        # The likeliest token's logit less its log-probability is the logarithm of the softmax's denominator,
+        # which saves a pass for logarithms.
+        loss = (highest - chances.amax(dim=-1).log() - agreement).sum()
         # d loss / d logits = softmax - target, as each target row sums to one.
-        logs.exp_().sub_(target)
-        return loss
+        return loss, chances.sub_(target)
 
 
 class _TopGoal:
@@ -92,8 +101,10 @@ class _TopPiece:
     def __init__(self, ids: torch.Tensor, chances: torch.Tensor, rest: torch.Tensor | None) -> None:
         self._ids, self._chances, self._rest = ids, chances, rest
 
-    def loss_and_gradient(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """The summed loss of logits [R, D] at the piece's places `rows` [R]; logits become its gradient.
+    def loss_and_gradient(
+        self, logits: torch.Tensor, rows: torch.Tensor, buffer: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The summed loss of logits [R, D] at the piece's places `rows` [R], which become its gradient.
 
         With m the target's whole mass (one, but for rounding), q the drafter's softmax and r its softmax over
         the other tokens alone, the gradient is m * q - p at the k tokens and m * q - rest * r elsewhere.
@@ -117,7 +128,12 @@ class _TopPiece:
             loss = loss - (rest * log_others).sum()
             logits.mul_(mass * (highest - every).exp() - rest / others)
         logits.scatter_(1, ids, mass * (top - every).exp() - chances)
-        return loss + (mass * every).sum()
+        return loss + (mass * every).sum(), logits
+
+
+def _even_piece(count: int) -> int:
+    """The size of the fewest pieces that are at most PIECE: a small last one would be slow for its size."""
+    return -(-count // max(1, -(-count // PIECE)))
 
 
 class SoftCrossEntropy(torch.autograd.Function):
@@ -145,17 +161,24 @@ class SoftCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight) if trained else None
         grad_states = [torch.empty_like(state) for state in states]
         total = weight.new_zeros(())
-        for start in range(0, len(goal), PIECE):
-            stop = min(start + PIECE, len(goal))
+        # Two buffers for all pieces: the system would else hand out, and clear, new pages for each.
+        size = _even_piece(len(goal))
+        buffers = [weight.new_empty(size, len(weight)) for _ in range(2)]
+        for start in range(0, len(goal), size):
+            stop = min(start + size, len(goal))
             piece = goal.piece(start, stop)
             parts = zip(states, places, scales, grad_states, strict=True)
             for step, (state, place, scale, grad_state) in enumerate(parts):
-                rows = slice(*torch.searchsorted(place, torch.tensor([start, stop])).tolist())
+                rows = slice(*torch.searchsorted(place, place.new_tensor([start, stop])).tolist())
                 inputs = state[rows].to(dtype)
-                gradient = (inputs @ cast.t()).float()
+                logits, buffer = (whole[: len(inputs)] for whole in buffers)
+                if dtype == torch.float32:
+                    torch.mm(inputs, cast.t(), out=logits)
+                else:
+                    logits.copy_(inputs @ cast.t())
                 if figures is not None:
-                    figures.guess(step, gradient, place[rows])
-                loss = piece.loss_and_gradient(gradient, place[rows] - start)
+                    figures.guess(step, logits, place[rows])
+                loss, gradient = piece.loss_and_gradient(logits, place[rows] - start, buffer)
                 if figures is not None:
                     figures.lose(step, loss)
                 total += scale * loss
@@ -173,8 +196,8 @@ class SoftCrossEntropy(torch.autograd.Function):
         """Scale the gradients that forward left."""
         grad_weight, *grad_states = ctx.saved_tensors
         outer = grad_outputs[0]
-        grad_weight = None if grad_weight is None else grad_weight * outer
-        return (grad_weight, *[None] * 5, *(grad * outer for grad in grad_states))
+        grad_weight = None if grad_weight is None else grad_weight.mul_(outer)
+        return (grad_weight, *[None] * 5, *(grad.mul_(outer) for grad in grad_states))
 
 
 def step_divisors(batch: Batch, settings: LossSettings) -> list[float]:
@@ -207,7 +230,8 @@ def unrolled_loss(
     for step, hidden in enumerate(unroll(drafter, batch.layout, dtype)):
         rows, place = batch.step_queries[step], batch.step_places[step]
         if len(rows):
-            states.append(drafter.norm(hidden if len(rows) == len(hidden) else hidden.index_select(0, rows)))
+            chosen = hidden if len(rows) == len(hidden) else hidden.index_select(0, rows)
+            states.append(rms_norm(chosen, drafter.norm.weight, drafter.norm.eps))
             places.append(place)
             scales.append(settings.step_decay**step / totals[step])
     if figures is not None:

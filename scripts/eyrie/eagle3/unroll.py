@@ -14,15 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from eyrie.eagle3.batches import Layout
-from eyrie.eagle3.model import Drafter, rms_normalise, rotary, rotate
-
-
-def product(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x [N, in] times a linear layer's weight [out, in], computed in `dtype`, returned in float32."""
-    return nn.functional.linear(x.to(dtype), weight.to(dtype)).float()
+from eyrie.eagle3.flex import FlexAttention
+from eyrie.eagle3.fused import Weight, gated, product, rms_norm
+from eyrie.eagle3.model import Drafter, RMSNorm, rms_normalise, rotary, rotate
 
 
 @dataclass(frozen=True)
@@ -36,24 +32,43 @@ class _Chain:
 class Unroll:
     """One pass of the drafter over a layout: `first()`, then `next(...)` as often as there are steps.
 
-    dtype: of the matrix products. All states are float32 [Q, H], in the order of the layout's queries.
+    dtype: of the matrix products. flex: whether flex attention does the attention; None: on a GPU it does. All
+    states are float32 [Q, H], in the order of the layout's queries.
     """
 
-    def __init__(self, drafter: Drafter, layout: Layout, dtype: torch.dtype = torch.float32) -> None:
-        self._layer = drafter.midlayer
-        self._drafter, self._layout, self._dtype = drafter, layout, dtype
-        attention, width = drafter.midlayer.self_attn, drafter.config.hidden_size
+    def __init__(
+        self,
+        drafter: Drafter,
+        layout: Layout,
+        dtype: torch.dtype = torch.float32,
+        flex: bool | None = None,
+    ) -> None:
+        layer, width = drafter.midlayer, drafter.config.hidden_size
+        attention, mlp = layer.self_attn, layer.mlp
+        self._layer, self._drafter, self._layout = layer, drafter, layout
         projections = (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
         weight = torch.cat(projections)
-        self._hidden_weight = weight[:, width:]
-        self._embedding_weight = weight[:, :width] * self._layer.input_layernorm.weight
-        self._query_width = len(projections[0])
-        self._masks = _causal_masks(layout, attention.heads // attention.kv_heads)
+        embedding_weight = weight[:, :width] * layer.input_layernorm.weight
+        self._query_width = query = len(projections[0])
+        self._fc = Weight(drafter.fc.weight, dtype)
+        self._hidden = Weight(weight[:, width:], dtype)
+        self._hidden_queries = Weight(weight[:query, width:], dtype)
+        self._hidden_keys = Weight(weight[query:, width:], dtype)
+        self._embedding = Weight(embedding_weight, dtype)
+        self._embedding_keys = Weight(embedding_weight[query:], dtype)
+        self._out = Weight(attention.o_proj.weight, dtype)
+        self._gate_up = Weight(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]), dtype)
+        self._down = Weight(mlp.down_proj.weight, dtype)
+        flex = layout.aux.is_cuda if flex is None else flex
+        self._flex = FlexAttention(layout, dtype) if flex else None
+        self._masks = [] if flex else _causal_masks(layout, attention.heads // attention.kv_heads)
+        positions = torch.arange(max(layout.key_counts) + len(layout.chain_rows), device=layout.aux.device)
+        self._turns = rotary(positions, attention.head_dim, attention.theta)
         self._chain: list[_Chain] = []
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The embedding's share of queries, keys and values [N, q + k + v] for tokens [N]."""
-        return product(self._normed_embedding(token_ids), self._embedding_weight, self._dtype)
+        return product(self._normed_embedding(token_ids), self._embedding)
 
     def _normed_embedding(self, token_ids: torch.Tensor) -> torch.Tensor:
         return rms_normalise(self._drafter.embed(token_ids), self._layer.input_layernorm.eps)
@@ -64,26 +79,25 @@ class Unroll:
         embedded: `embed` of the queries' next tokens.
         """
         layout, query = self._layout, self._query_width
-        features = product(layout.aux, self._drafter.fc.weight, self._dtype)
-        normed = self._layer.hidden_norm(features)
+        features = product(layout.aux, self._fc)
+        normed = _norm(self._layer.hidden_norm, features)
         tokens = self._normed_embedding(layout.key_tokens)
-        keys_values = product(normed, self._hidden_weight[query:], self._dtype)
-        keys_values = keys_values + product(tokens, self._embedding_weight[query:], self._dtype)
+        keys_values = product(normed, self._hidden_keys) + product(tokens, self._embedding_keys)
         keys, values = self._heads(keys_values).chunk(2, dim=1)
         self._keys = rotate(keys, *self._angles(layout.key_positions))
         self._values = values
-        queries = product(normed[layout.query_rows], self._hidden_weight[:query], self._dtype)
+        queries = product(_rows(normed, layout.query_rows), self._hidden_queries)
         queries = self._heads(queries + embedded[:, :query])
         return self._finish(
-            features[layout.query_rows], rotate(queries, *self._angles(layout.query_positions))
+            _rows(features, layout.query_rows), rotate(queries, *self._angles(layout.query_positions))
         )
 
     def next(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """The step after the states `hidden` [Q, H]; embedded: `embed` of the tokens it takes, [Q, ...]."""
         step = len(self._chain) + 1
         angles = self._angles(self._layout.query_positions + step)
-        normed = self._layer.hidden_norm(hidden)
-        heads = self._heads(product(normed, self._hidden_weight, self._dtype) + embedded)
+        normed = _norm(self._layer.hidden_norm, hidden)
+        heads = self._heads(product(normed, self._hidden) + embedded)
         attention = self._layer.self_attn
         sizes = [attention.heads, attention.kv_heads, attention.kv_heads]
         queries, keys, values = torch.split(heads, sizes, dim=1)
@@ -91,19 +105,18 @@ class Unroll:
         return self._finish(hidden, rotate(queries, *angles))
 
     def _finish(self, hidden: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
-        layer, dtype = self._layer, self._dtype
-        mixed = self._attend(queries)
-        hidden = hidden + product(mixed, layer.self_attn.o_proj.weight, dtype)
-        normed = layer.post_attention_layernorm(hidden)
-        gate = product(normed, layer.mlp.gate_proj.weight, dtype)
-        up = product(normed, layer.mlp.up_proj.weight, dtype)
-        return hidden + product(nn.functional.silu(gate) * up, layer.mlp.down_proj.weight, dtype)
+        hidden = hidden + product(self._attend(queries), self._out)
+        normed = _norm(self._layer.post_attention_layernorm, hidden)
+        return hidden + product(gated(product(normed, self._gate_up)), self._down)
 
     def _attend(self, queries: torch.Tensor) -> torch.Tensor:
         """queries [Q, heads, head_dim] to the mixed values [Q, heads * head_dim].
 
         The step-0 block sample by sample, the diagonals for all queries at once.
         """
+        if self._flex is not None:
+            keys = [self._keys, *(step.keys for step in self._chain)]
+            return self._flex(queries, keys, [self._values, *(step.values for step in self._chain)])
         layout, attention = self._layout, self._layer.self_attn
         kv, size = attention.kv_heads, attention.head_dim
         groups = attention.heads // kv
@@ -111,7 +124,7 @@ class Unroll:
         own = [(queries * step.keys[:, :, None]).sum(-1) for step in self._chain]
         diagonals = torch.stack(own, dim=-1) if own else queries.new_empty(*queries.shape[:-1], 0)
         mixed, weights = [], []
-        for query, diagonal, keys, values, mask in zip(
+        for query, diagonal, sample_keys, sample_values, mask in zip(
             torch.split(queries, layout.query_counts),
             torch.split(diagonals, layout.query_counts),
             torch.split(self._keys, layout.key_counts),
@@ -121,12 +134,13 @@ class Unroll:
         ):
             # [kv, groups * q, ...]: the heads of a group are so many more queries of its key head.
             rows = query.permute(1, 2, 0, 3).reshape(kv, -1, size)
-            scores = torch.baddbmm(mask.expand(kv, -1, -1), rows, keys.permute(1, 2, 0))
+            scores = torch.baddbmm(mask.expand(kv, -1, -1), rows, sample_keys.permute(1, 2, 0))
             scores = torch.cat([scores, diagonal.permute(1, 2, 0, 3).reshape(kv, len(mask), -1)], dim=-1)
             probability = scores.softmax(dim=-1)
-            block = probability[..., : len(keys)] @ values.transpose(0, 1)
+            block = probability[..., : len(sample_keys)] @ sample_values.transpose(0, 1)
             mixed.append(block.view(kv, groups, -1, size).permute(2, 0, 1, 3))
-            weights.append(probability[..., len(keys) :].view(kv, groups, len(query), -1).permute(2, 0, 1, 3))
+            diagonal_weight = probability[..., len(sample_keys) :]
+            weights.append(diagonal_weight.view(kv, groups, len(query), -1).permute(2, 0, 1, 3))
         output = torch.cat(mixed)
         if self._chain:
             weight = torch.cat(weights)
@@ -138,8 +152,17 @@ class Unroll:
         return x.view(len(x), -1, self._layer.self_attn.head_dim)
 
     def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        attention = self._layer.self_attn
-        return rotary(positions, attention.head_dim, attention.theta)
+        cos, sin = self._turns
+        return cos[positions], sin[positions]
+
+
+def _norm(module: RMSNorm, x: torch.Tensor) -> torch.Tensor:
+    return rms_norm(x, module.weight, module.eps)
+
+
+def _rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """x[rows] for different rows; where they are all of x in order, x itself."""
+    return x if len(rows) == len(x) else x.index_select(0, rows)
 
 
 def _causal_masks(layout: Layout, groups: int) -> list[torch.Tensor]:
@@ -149,15 +172,18 @@ def _causal_masks(layout: Layout, groups: int) -> list[torch.Tensor]:
         torch.split(layout.query_positions, layout.query_counts), layout.key_counts, strict=True
     ):
         later = torch.arange(keys, device=positions.device) > positions[:, None]
-        masks.append(torch.zeros(later.shape).masked_fill(later, -torch.inf).repeat(groups, 1))
+        mask = torch.zeros(later.shape, device=later.device).masked_fill(later, -torch.inf)
+        masks.append(mask.repeat(groups, 1))
     return masks
 
 
-def unroll(drafter: Drafter, layout: Layout, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+def unroll(
+    drafter: Drafter, layout: Layout, dtype: torch.dtype = torch.float32, flex: bool | None = None
+) -> list[torch.Tensor]:
     """The states [Q, H] of every step of the layout, fed with the samples' own tokens."""
-    run = Unroll(drafter, layout, dtype)
+    run = Unroll(drafter, layout, dtype, flex)
     embedded = run.embed(layout.chain_tokens)
-    states = [run.first(embedded[layout.chain_rows[0]])]
+    states = [run.first(embedded.index_select(0, layout.chain_rows[0]))]
     for rows in layout.chain_rows[1:]:
-        states.append(run.next(states[-1], embedded[rows]))
+        states.append(run.next(states[-1], embedded.index_select(0, rows)))
     return states
