@@ -27,7 +27,8 @@ RECIPE: dict[str, Any] = {
     "split": {"validation": 0.1, "held_out": 0.2, "seed": 0},
     "gates": {},
 }
-STATES: dict[str, Any] = {"layer_ids": None, "dtype": "bfloat16", "max_tokens": 512}
+LAYER_IDS = [1, 3, 5]
+STATES: dict[str, Any] = {"layer_ids": LAYER_IDS, "dtype": "bfloat16", "max_tokens": 512}
 ENGINE = {"threads": 1, "batch_size": 2, "batch_independent": True}
 
 
