@@ -2,34 +2,45 @@
 
 Inputs: tokenized_data.jsonl, target.json and the target's folder. Output: manifest.json, with every sample's
 key and digest. The states lie in the store; those that the answering pass left there are not made again, and
-the model is loaded only when some are missing.
+an engine is opened only when some are missing: the target in this process, or servers (engine.capture).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from eyrie.config import EngineSettings, HiddenStatesSettings, Settings, parse_settings
+from eyrie.config import EngineSettings, HiddenStatesSettings, SamplingSettings, Settings, parse_settings
 from eyrie.console import Progress, run_command, start_log
+from eyrie.engines.numbering import proofs_of
 from eyrie.gates import GateError
 from eyrie.provenance import manifest_header
 from eyrie.records import read_json, read_jsonl, write_json
 from eyrie.states import states_recipe
-from eyrie.store import StateRef, States, StateStore, StoreError
+from eyrie.stopping import StopRequest, end_with_snakemake
+from eyrie.store import StateRef, States, StateStore, StateWriter, StoreError
+from eyrie.target_weights import TargetWeights
 
 if TYPE_CHECKING:
-    from eyrie.target import Target
+    from eyrie.engines.opening import Wanted
 
-# Share of a greedy answer's tokens that the captured states must predict. Not all: states are stored with
-# fewer digits than they were computed with, and near ties happen.
+# Share of greedy answers' tokens that the captured states must give. Not all: states are stored with fewer
+# digits than they were computed with, and near ties happen. Looked at are so many samples, and so many tokens
+# of each: the head is a large matrix.
 _AGREEMENT = 0.9
+_AGREEING_SAMPLES, _AGREEING_TOKENS = 4, 128
+# Requests at once to each server, where the command line does not say.
+_IN_FLIGHT = 16
 
 
 class CaptureRecipe(Settings):
@@ -41,64 +52,137 @@ class CaptureRecipe(Settings):
 
 
 def capture_missing(
-    samples: Mapping[str, Mapping[str, Any]],
-    dataset: str,
+    missing: Sequence[list[int]],
     states: StateStore,
     recipe: CaptureRecipe,
-    path: Path,
-    engine: EngineSettings,
+    target: Mapping[str, Any],
+    arguments: argparse.Namespace,
     log: logging.Logger,
-) -> int:
-    """Capture the samples {key: row} that the store has no states of; returns how many."""
-    if len(states.find(samples)) == len(samples):
-        return 0
-    # The target's library takes seconds to load, and most runs find everything in the store.
-    from eyrie.engines.in_process import InProcessEngine  # noqa: PLC0415
-    from eyrie.target import Target  # noqa: PLC0415
+) -> None:
+    """Capture the states of these samples and store them; every group is durable when the next is stored."""
+    # Engines and the target's library take seconds to load, and most runs find everything in the store.
+    from eyrie.engines.opening import open_capture  # noqa: PLC0415
+    from eyrie.engines.proving import prove_layers  # noqa: PLC0415
 
-    with states.writer(dataset) as writer:
-        found = states.find(samples)
-        missing = [row["input_ids"] for key, row in samples.items() if key not in found]
-        target = Target(path, recipe.dtype, recipe.hidden_states.layer_ids)
+    settings = parse_settings(EngineSettings, arguments.engine)
+    wanted = _wanted(recipe, target, states, max(map(len, missing)), arguments)
+    dtype = recipe.hidden_states.dtype
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopRequest(settings.stop_grace))
+        writer = stack.enter_context(states.writer(arguments.dataset))
+        capture, described = stack.enter_context(open_capture(settings, wanted, stop))
+        prove_layers(
+            *(states, arguments.dataset, described, wanted),
+            lambda: next(iter(capture.capture([list(wanted.canary_prompt)], dtype)))[0],
+            getattr(capture, "target", None),
+        )
         progress = Progress(sum(map(len, missing)), "tokens", log)
-        checked = False
-        for group in InProcessEngine(target, engine).capture(missing, recipe.hidden_states.dtype):
-            if not checked:
-                check_capture(target, group[0], samples[states.key(group[0].token_ids)], log)
-                checked = True
-            writer.add(group)
-            progress.advance(sum(len(sample.token_ids) for sample in group))
+        with WrittenBehind(writer) as behind:
+            for group in capture.capture(missing, dtype):
+                behind.add(group)
+                progress.advance(sum(len(sample.token_ids) for sample in group))
         tokens, seconds = sum(map(len, missing)), progress.close()
         log.info("captured %d tokens in %.1f s, %.0f tokens/s", tokens, seconds, tokens / seconds)
-    return len(missing)
 
 
-def check_capture(target: Target, captured: States, row: Mapping[str, Any], log: logging.Logger) -> None:
-    """Compare one sample's states with the reference and, for a greedy answer, with its tokens.
+def _wanted(
+    recipe: CaptureRecipe,
+    target: Mapping[str, Any],
+    states: StateStore,
+    longest: int,
+    arguments: argparse.Namespace,
+) -> Wanted:
+    from eyrie.chat import Chat  # noqa: PLC0415 - see above
+    from eyrie.engines.canary import CANARY_MESSAGES  # noqa: PLC0415
+    from eyrie.engines.opening import Wanted  # noqa: PLC0415
 
-    Raises StoreError, GateError.
+    in_flight = json.loads(arguments.in_flight)[arguments.dataset] if arguments.in_flight else _IN_FLIGHT
+    return Wanted(
+        target=target,
+        path=arguments.target_path,
+        dtype=recipe.dtype,
+        states=recipe.hidden_states,
+        sampling=SamplingSettings(max_new_tokens=1, max_in_flight=in_flight),
+        context=longest + 1,
+        canary_prompt=Chat(arguments.target_path).prompt_ids(CANARY_MESSAGES),
+        canaries=states.folder / "canaries",
+        server_log=(arguments.log or arguments.out).with_suffix(".server.log"),
+        arriving=arguments.store / "arriving" / arguments.dataset,
+    )
+
+
+class WrittenBehind:
+    """Stores groups of states in a thread, one at a time, while the next ones are captured.
+
+    Memory holds two groups; leaving the block waits for the last. What storing raises, the next call raises.
     """
-    from eyrie.engines.in_process import check_against_reference  # noqa: PLC0415 - see above
 
-    log.info("states differ from the reference by %.4f", check_against_reference(target, captured))
-    if not row["greedy"]:
-        return
-    share = agreement(target, captured, row["loss_mask"])
-    log.info("the states predict %.0f%% of the answer's tokens", 100 * share)
-    if share < _AGREEMENT:
+    def __init__(self, writer: StateWriter) -> None:
+        self._writer = writer
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._storing: Future[object] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.shutdown()
+        if error is None:
+            self._wait()
+
+    def add(self, group: Sequence[States]) -> None:
+        """Store a group once the one before it is stored."""
+        self._wait()
+        self._storing = self._thread.submit(self._writer.add, group)
+
+    def _wait(self) -> None:
+        if self._storing is not None:
+            self._storing.result()
+            self._storing = None
+
+
+def agreement(
+    samples: Mapping[str, Mapping[str, Any]],
+    refs: Mapping[str, StateRef],
+    states: StateStore,
+    head: Callable[[], torch.Tensor],
+) -> dict[str, Any] | None:
+    """Of how many tokens of greedy answers the states before them say that they are the likeliest next ones.
+
+    samples: {key: row}; those of the lowest keys are looked at, whoever captured them and when, so that the
+    figure follows from the store. head: reads the target's, [V, H]. None where no answer was greedy. Raises
+    GateError where too few agree.
+    """
+    chosen = [key for key in sorted(samples) if samples[key]["greedy"]][:_AGREEING_SAMPLES]
+    if not chosen:
+        return None
+    weight = head()
+    agreed = tokens = 0
+    for key, found in zip(chosen, states.load([refs[key] for key in chosen]), strict=True):
+        places = torch.tensor(samples[key]["loss_mask"])[1:].nonzero()[:_AGREEING_TOKENS, 0]
+        following = torch.tensor(found.token_ids)[places + 1]
+        agreed += int((_choices(found, places, weight) == following).sum())
+        tokens += len(places)
+    if agreed < _AGREEMENT * tokens:
         raise GateError(
-            f"the captured states predict {share:.0%} of the tokens of the greedy answer {row['id']}\n"
-            f"  expected: at least {_AGREEMENT:.0%}\n"
-            "  change: the target's folder, which must be the one that answered; then run again"
+            f"the captured states give {agreed} of {tokens} tokens of greedy answers, of samples "
+            f"{', '.join(str(samples[key]['id']) for key in chosen)}\n"
+            f"  expected: the target's own next token, at least {_AGREEMENT:.0%} of them\n"
+            "  change: the target's folder, which must be the one that answered; or, if states were captured "
+            "wrong (rows rotated against the tokens, a last state that is not normed), delete them from the "
+            "store; then run again"
         )
+    return {"samples": len(chosen), "tokens": tokens, "share": round(agreed / tokens, 4) if tokens else 1.0}
 
 
-def agreement(target: Target, captured: States, loss_mask: Sequence[int]) -> float:
-    """The share of supervised tokens that are the likeliest ones after the state before them."""
-    predicted = target.logits(captured.last.float()[:-1]).argmax(dim=-1)
-    tokens = torch.tensor(captured.token_ids[1:])
-    supervised = torch.tensor(loss_mask[1:], dtype=torch.bool)
-    return (predicted == tokens)[supervised].float().mean().item()
+def _choices(found: States, places: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+    """The target's most likely token after each place."""
+    from eyrie.engines.checks import next_tokens  # noqa: PLC0415 - see above
+
+    assert found.last is not None
+    return next_tokens(found.last[places], head)
 
 
 def check_found(refs: Mapping[str, StateRef], samples: Mapping[str, Mapping[str, Any]]) -> None:
@@ -113,6 +197,7 @@ def check_found(refs: Mapping[str, StateRef], samples: Mapping[str, Mapping[str,
 
 def main() -> None:
     """The command."""
+    end_with_snakemake()
     arguments = _arguments()
     log = start_log("capture_states", arguments.log)
     start = time.monotonic()
@@ -123,10 +208,13 @@ def main() -> None:
     states = StateStore(arguments.store, store_recipe)
     keys = [states.key(row["input_ids"]) for row in rows]
     samples = dict(zip(keys, rows, strict=True))
-    engine = parse_settings(EngineSettings, arguments.engine)
-    captured = capture_missing(samples, arguments.dataset, states, recipe, arguments.target_path, engine, log)
+    found = states.find(samples)
+    missing = [row["input_ids"] for key, row in samples.items() if key not in found]
+    if missing:
+        capture_missing(missing, states, recipe, target, arguments, log)
     refs = states.find(samples)
     check_found(refs, samples)
+    agreed = agreement(samples, refs, states, TargetWeights(arguments.target_path, target["files"]).head)
     tokens = sum(len(row["input_ids"]) for row in rows)
     layer_ids = store_recipe["layer_ids"]
     write_json(
@@ -148,11 +236,14 @@ def main() -> None:
                 for row, key in zip(rows, keys, strict=True)
             ],
             "counts": {"samples": len(rows), "tokens": tokens},
+            # Which proofs of the layers' numbering the states rest on, and how well they fit the answers.
+            "numbering": proofs_of(states, arguments.dataset),
+            "agreement": agreed,
         },
     )
     log.info(
         "%s: %d samples of %d tokens, %d captured now, %d found in the store, %.1f s",
-        *(arguments.dataset, len(rows), tokens, captured, len(samples) - captured),
+        *(arguments.dataset, len(rows), tokens, len(missing), len(found)),
         time.monotonic() - start,
     )
 
@@ -164,7 +255,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--target", type=Path, required=True, help="target.json")
     parser.add_argument("--target-path", type=Path, required=True, help="folder of the target")
     parser.add_argument("--recipe", required=True, help="JSON: what the states depend on")
-    parser.add_argument("--engine", required=True, help="JSON: threads and batches, which change no result")
+    parser.add_argument("--engine", required=True, help="JSON: who captures, which changes no key")
+    parser.add_argument("--in-flight", help="JSON: requests at once to each server, by dataset")
     parser.add_argument("--store", type=Path, required=True, help="the store's folder")
     parser.add_argument("--out", type=Path, required=True, help="manifest.json")
     parser.add_argument("--log", type=Path, help="also write the log to this file")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from eyrie.config import ConfigError, HiddenStatesSettings, config_line
@@ -33,3 +35,27 @@ def states_recipe(
         "dtype": settings.dtype,
         "compute_dtype": compute_dtype,
     }
+
+
+def served_layer_ids(layer_ids: Sequence[int], layers: int) -> list[int]:
+    """What a server is to leave: the wanted layers and what proves them.
+
+    First 0, the embedding, and last the number of layers: the state before the final norm.
+    """
+    return [*([] if 0 in layer_ids else [0]), *layer_ids, layers]
+
+
+def command_values(settings: HiddenStatesSettings, target_path: Path, arriving: Path) -> dict[str, str]:
+    """What {states} and {layer_ids} in a server's command stand for; arriving: the folder of its files.
+
+    The target's number of layers is read from its config.json alone. Raises ConfigError.
+    """
+    try:
+        config = json.loads((target_path / "config.json").read_text(encoding="utf-8"))
+        layers = int(config.get("text_config", config)["num_hidden_layers"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"target.path: expected {target_path}/config.json with num_hidden_layers, but: {error!r}"
+        ) from error
+    ids = served_layer_ids(settings.layer_ids or default_layer_ids(layers), layers)
+    return {"states": str(arriving.resolve()), "layer_ids": json.dumps(ids)}

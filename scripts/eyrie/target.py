@@ -115,7 +115,7 @@ class Target:
 
         return hook
 
-    def decoder(self) -> nn.Module:
+    def decoder(self) -> Any:
         """The language model without its head: embedding, layers, final norm."""
         return self.model.get_decoder()
 

@@ -45,7 +45,7 @@ def checked_states(ids: list[int], values: torch.Tensor, layer_ids: Sequence[int
             f"hidden states of a sample of {len(ids)} tokens are not finite as {values.dtype}; "
             "change hidden_states.dtype (bfloat16 has float32's range) or target.dtype"
         )
-    for name, layer in zip([*layer_ids, LAST], values.split(hidden, dim=1), strict=True):
+    for name, layer in zip([*layer_ids, LAST], torch.split(values, hidden, dim=1), strict=True):
         if not layer.any():
             raise StoreError(f"hidden states of layer {name} are all zero; the layer was not captured")
     return States(ids, values[:, :-hidden].contiguous(), values[:, -hidden:].contiguous())
@@ -111,9 +111,10 @@ def reference_of(target: Target, token_ids: list[int]) -> Reference:
     norm = target.final_norm()
     handle = norm.register_forward_pre_hook(lambda module, args: raw.append(args[0]))
     try:
-        states = target.decoder()(input_ids=torch.tensor([token_ids]), output_hidden_states=True).hidden_states
+        output = target.decoder()(input_ids=torch.tensor([token_ids]), output_hidden_states=True)
     finally:
         handle.remove()
+    states = output.hidden_states
     named: dict[int | str, torch.Tensor] = {index: state[0] for index, state in enumerate(states[:-1])}
     named |= {LAST: states[-1][0], RAW: raw[0][0], TWICE: norm(states[-1])[0]}
     return Reference(token_ids, {name: state.float() for name, state in named.items()})
@@ -130,13 +131,13 @@ def check_against_reference(
     """
     assert states.last is not None
     reference = reference_of(target, states.token_ids)
-    limit = max(_REFERENCE_LIMITS.get(name, 0.2) for name in {target.dtype_name(), dtype or target.dtype_name()})
+    limit = max(_REFERENCE_LIMITS.get(name, 0.2) for name in (target.dtype_name(), dtype or "float32"))
     names: list[int | str] = [*(target.layer_ids if layer_ids is None else layer_ids), LAST]
-    columns = [*states.aux.split(target.hidden_size, dim=1), states.last]
+    columns = [*torch.split(states.aux, target.hidden_size, dim=1), states.last]
     return max(reference.difference(name, seen, limit) for name, seen in zip(names, columns, strict=True))
 
 
 def next_tokens(states: torch.Tensor, head: torch.Tensor, rows: int = 256) -> torch.Tensor:
     """The most likely token after each last state [N, H] under the head [V, H]: int64 [N]."""
     weight = head.float()
-    return torch.cat([(part.float() @ weight.t()).argmax(dim=-1) for part in states.split(rows)])
+    return torch.cat([(part.float() @ weight.t()).argmax(dim=-1) for part in torch.split(states, rows)])

@@ -96,10 +96,7 @@ class InProcessEngine:
             for batch in _cut(ordered, self.settings.batch_size):
                 answered = self._answer_group(batch, sampling)
                 if not checked and (states := answered[0].states) is not None:
-                    _LOG.info(
-                        "states differ from the reference by %.4f",
-                        check_against_reference(self.target, states),
-                    )
+                    self._check(states)
                     checked = True
                 if follow is not None:
                     following += [prompt for one in answered if (prompt := follow(one)) is not None]
@@ -148,13 +145,27 @@ class InProcessEngine:
         points = torch.cat([torch.rand(1, generator=row.generator, dtype=torch.float64) for row in rows])
         return _sample(logits, points, sampling).tolist()
 
+    def _check(self, states: States) -> None:
+        difference = check_against_reference(self.target, states)
+        _LOG.info("states differ from the reference by %.4f of their length at most", difference)
+
     def capture(self, samples: Sequence[list[int]], state_dtype: str) -> Iterator[list[States]]:
         """Run finished samples through the target; yields their states in groups, shortest samples first.
 
-        Raises StoreError for states that are wrong.
+        The first sample is compared with the model's own states. Raises StoreError for states that are
+        wrong, Stopped after a signal.
         """
+        checked = False
         for group in self.capture_plan(samples, state_dtype):
-            yield [states for batch in group for states in self._capture_batch(batch, state_dtype)]
+            captured: list[States] = []
+            for batch in group:
+                if self._stop.requested:
+                    raise self._stop.stopped()
+                captured += self._capture_batch(batch, state_dtype)
+            if not checked:
+                self._check(captured[0])
+                checked = True
+            yield captured
 
     def capture_plan(
         self, samples: Sequence[list[int]], state_dtype: str
