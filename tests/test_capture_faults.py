@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from eyrie.config import EngineSettings
+from eyrie.eagle3.samples import Row, _check_last_row
 from eyrie.engines.checks import TWICE, check_against_reference, checked_states, reference_of
 from eyrie.engines.in_process import InProcessEngine
 from eyrie.engines.replies import Failure
@@ -235,6 +236,15 @@ def test_rows_of_any_other_place_are_found_out(rolled: int, data: st.DataObject)
     reader._check_embedding(rows, ids)
     with pytest.raises(StoreError, match="rows are rotated"):
         reader._check_embedding(rows.roll(rolled, dims=0), ids)
+
+
+def test_training_refuses_an_empty_row_where_it_would_look_there() -> None:
+    row = Row("key", "row 1", "questions", "train", [*IDS, 3], [0, *([1] * 9)], True)
+    aux = torch.ones(10, 4)
+    aux[-1] = 0
+    with pytest.raises(StoreError, match="have no row for the last token"):
+        _check_last_row(row, States(row.token_ids, aux, aux))
+    _check_last_row(row, States(row.token_ids, torch.ones(10, 4), aux))
 
 
 # The job as a whole.

@@ -131,6 +131,8 @@ def load_samples(
     masks, places = [], []
     for row in rows:
         _check_states(row, loaded[row.key], captures.digests[row.key])
+        if mask_shift == "legacy":
+            _check_last_row(row, loaded[row.key])
         masks.append(torch.tensor(row.loss_mask, dtype=torch.bool))
         places.append(candidate_places(masks[-1], mask_shift))
     choices = [_told_choices(row, place) for row, place in zip(rows, places, strict=True)]
@@ -168,6 +170,17 @@ def _check_states(row: Row, states: States, expected: str) -> None:
         raise StoreError(
             f"the hidden states of row {row.id} of dataset {row.dataset} {problem}.\n"
             "  change: delete its shard from the store and the dataset's manifest, and run again"
+        )
+
+
+def _check_last_row(row: Row, states: States) -> None:
+    """A server that leaves states as it answers has none for an answer's last token: the row is empty."""
+    if not states.aux[-1].any():
+        raise StoreError(
+            f"the hidden states of row {row.id} of dataset {row.dataset} have no row for the last token: "
+            "they were left by the pass that answered\n  expected a row for each token, since with "
+            "mask_shift: legacy the prediction past the end is learnt, too\n  change: training.mask_shift: aligned, or "
+            "engine.capture: server and another folder `work`, and capture anew"
         )
 
 
