@@ -179,8 +179,8 @@ def _check_last_row(row: Row, states: States) -> None:
         raise StoreError(
             f"the hidden states of row {row.id} of dataset {row.dataset} have no row for the last token: "
             "they were left by the pass that answered\n  expected a row for each token, since with "
-            "mask_shift: legacy the prediction past the end is learnt, too\n  change: training.mask_shift: aligned, or "
-            "engine.capture: server and another folder `work`, and capture anew"
+            "mask_shift: legacy the prediction past the end is learnt, too\n  change: training.mask_shift: "
+            "aligned, or engine.capture: server and another folder `work`, and capture anew"
         )
 
 

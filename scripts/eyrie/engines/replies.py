@@ -69,6 +69,10 @@ class Dialect(Protocol):
         """
         ...
 
+    def discard(self, reply: Mapping[str, Any], deadline: float) -> None:
+        """Remove what hidden states the server has left of a reply, by time.monotonic()'s deadline."""
+        ...
+
 
 @dataclass(frozen=True)
 class AnswerRules:

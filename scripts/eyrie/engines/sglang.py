@@ -42,6 +42,9 @@ class Sglang:
     def states(self, request: Request, ids: Sequence[int], reply: Mapping[str, Any], deadline: float) -> None:
         """None: its replies name no files of hidden states."""
 
+    def discard(self, reply: Mapping[str, Any], deadline: float) -> None:
+        """Nothing is left."""
+
     def read(self, request: Request, reply: Mapping[str, Any]) -> tuple[list[int], FinishReason]:
         """The reply's answer; one that was broken off comes with status 200, too. Raises Failure."""
         name = field(reply, "meta_info", "id")

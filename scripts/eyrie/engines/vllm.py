@@ -58,18 +58,27 @@ class Vllm:
         self, request: Request, ids: Sequence[int], reply: Mapping[str, Any], deadline: float
     ) -> States | None:
         """The states in the file that the reply names. Raises Failure, StoreError."""
-        path = (reply.get("kv_transfer_params") or {}).get("hidden_states_path")
         if self._reader is None:
-            if path is not None:
-                _remove_later(Path(path), deadline)
+            self.discard(reply, deadline)
             return None
+        path = _file_of(reply)
         if path is None:
             raise Failure(
                 "states_missing",
                 "the reply names no file of hidden states; start the server with "
                 '--speculative-config \'{"method": "extract_hidden_states", ...}\'',
             )
-        return self._reader.read(Path(path), request.ids, ids, deadline)
+        return self._reader.read(path, request.ids, ids, deadline)
+
+    def discard(self, reply: Mapping[str, Any], deadline: float) -> None:
+        """Remove the file that the reply names, once it is written; a server writes one for each request."""
+        path = _file_of(reply)
+        if path is None:
+            return
+        from eyrie.engines.state_files import taken  # noqa: PLC0415 - loads torch, which answering needs not
+
+        with suppress(Failure), taken(path, deadline):
+            pass
 
     def read(self, request: Request, reply: Mapping[str, Any]) -> tuple[list[int], FinishReason]:
         """The reply's answer. Raises Failure."""
@@ -90,12 +99,10 @@ class Vllm:
         )
 
 
-def _remove_later(path: Path, deadline: float) -> None:
-    """Remove a file of states that nobody wants, once it is written; a server writes one for each request."""
-    from eyrie.engines.state_files import taken  # noqa: PLC0415 - loads torch, which answering needs not
-
-    with suppress(Failure), taken(path, deadline):
-        pass
+def _file_of(reply: Mapping[str, Any]) -> Path | None:
+    """The file of hidden states that a reply names."""
+    path = (reply.get("kv_transfer_params") or {}).get("hidden_states_path")
+    return None if path is None else Path(path)
 
 
 def served_model(url: str, expected: str | None) -> str:
