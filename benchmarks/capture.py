@@ -11,7 +11,7 @@ prompt, by a server that leaves no states. Ours is the same prompts at a server 
 are in the store. The servers run at the same time and are asked in turns; only the
 clock is read there.
 
-    python benchmarks/capture.py [--threads 1] [--rounds 5] [--samples 64] [--no-vllm]
+    python benchmarks/capture.py [--threads 1] [--rounds 5] [--samples 64] [--ways in_process vllm]
 """
 
 from __future__ import annotations
@@ -210,7 +210,8 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "work", help="where stores and servers' files go"
     )
-    parser.add_argument("--no-vllm", action="store_true", help="in process only")
+    ways = ["in_process", *(["vllm"] if (ROOT / ".venv-vllm/.ready").exists() else [])]
+    parser.add_argument("--ways", nargs="+", choices=ways, default=ways, help="what is measured")
     arguments = parser.parse_args()
     target = describe_target(TargetSettings(name=TARGET.name, path=TARGET))
     samples = make_samples(arguments.samples, target["vocab_size"])
@@ -218,8 +219,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="benchmark-") as name:
         folder = Path(name).resolve()
         settings = EngineSettings(threads=arguments.threads)
-        found = {"in_process": in_process(samples, settings, arguments.rounds, folder, target)}
-        if not arguments.no_vllm and (ROOT / ".venv-vllm/.ready").exists():
+        found = {}
+        if "in_process" in arguments.ways:
+            found["in_process"] = in_process(samples, settings, arguments.rounds, folder, target)
+        if "vllm" in arguments.ways:
             found["vllm"] = through_vllm(samples, arguments.in_flight, arguments.rounds, folder, target)
     report(found, len(samples), target, arguments)
 
