@@ -81,6 +81,8 @@ IN_FLIGHT = requests_in_flight(CONFIG)
 # as many as the profile allows: the last answers of one dataset and the first of the next share it.
 ASKS_SERVER = CONFIG.engine.kind != "in_process"
 STARTS_SERVER = ASKS_SERVER and not (server_urls() or CONFIG.engine.urls)
+# Servers may leave hidden states, too; else capture jobs run the target themselves.
+SERVER_CAPTURES = CONFIG.engine.capture != "in_process"
 # Which states the answering pass leaves in the store on its way; its own result does not depend on them.
 STATES = canonical_json(CONFIG.hidden_states.model_dump(mode="json"))
 

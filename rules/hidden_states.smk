@@ -19,10 +19,14 @@ rule capture_states:
     benchmark:
         f"{BENCHMARKS}/capture_states/{{dataset}}.tsv"
     threads: CONFIG.engine.threads
+    resources:
+        gpu=int(SERVER_CAPTURES and STARTS_SERVER),
+        server=int(SERVER_CAPTURES),
     params:
         recipe=capture_recipe(CONFIG),
     shell:
         "python scripts/capture_states.py --dataset {wildcards.dataset} --tokenized {input.rows:q}"
         " --target {input.target:q} --target-path {TARGET_PATH:q} --recipe {params.recipe:q}"
         " --vocabulary {input.vocabulary:q} --disk-reserve {CONFIG.hidden_states.disk_reserve}"
-        " --engine {ENGINE:q} --store {STORE:q} --out {output.manifest:q} --log {log:q}"
+        " --engine {ENGINE:q} --in-flight {IN_FLIGHT:q} --store {STORE:q} --out {output.manifest:q}"
+        " --log {log:q}"

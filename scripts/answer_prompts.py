@@ -5,8 +5,9 @@ with the token ids of prompt and answer, and ledger.json.
 
 Finished answers go to the store as they come, whatever their order; the rows are in the order of the prompts.
 Stopped at any point, the command goes on where it was; an answer in the store is never asked for again. An
-engine is opened only when an answer is missing. Where the target runs in this process, the hidden states of
-the pass that answered go to the store, too, before the answers: an answer that is there has its states there.
+engine is opened only when an answer is missing. Where the target runs in this process, or a server leaves
+them (engine.capture: answers), the hidden states of the pass that answered go to the store, too, before the
+answers: an answer that is there has its states there.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from eyrie.config import (
 from eyrie.console import run_command, start_log
 from eyrie.conversations import Conversation, Followers
 from eyrie.degenerate import is_degenerate
-from eyrie.engines import Answered, Engine, Follow, Prompt, Result
+from eyrie.engines import Answered, Engine, EngineError, Failed, Follow, Prompt, Result
 from eyrie.engines.canary import CANARY_MESSAGES
 from eyrie.engines.opening import Wanted, open_engine
 from eyrie.gates import check_answers, check_samples
@@ -51,7 +52,10 @@ from eyrie.tokenized import TokenCounts, read_chats, read_target, sample_row
 from eyrie.turns import Dialogue
 
 if TYPE_CHECKING:
-    from eyrie.store import StateWriter
+    from eyrie.store import States, StateStore, StateWriter
+
+# Enough of an answer to see whether its states are those of its own tokens.
+_PROOF_TOKENS = 8
 
 
 class AnsweringRecipe(Settings):
@@ -217,8 +221,8 @@ def make_missing(
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest(settings.stop_grace))
         journal = stack.enter_context(answers.journal())
-        states = None
-        if settings.kind == "in_process":
+        store = states = None
+        if settings.kind == "in_process" or settings.capture == "answers":
             from eyrie.store import StateStore  # noqa: PLC0415 - loads torch, which servers don't need
 
             store = StateStore(arguments.store, states_recipe(wanted.target, wanted.states, wanted.dtype))
@@ -233,6 +237,8 @@ def make_missing(
             check_states_fit(arguments.store, missing, wanted, arguments.dataset, log)
         engine = stack.enter_context(open_engine(settings, wanted, stop))
         answers.note_engine(engine.described())
+        if store is not None:
+            prove_states(store, arguments.dataset, engine, wanted)
         progress = AnsweringProgress(arguments.dataset, len(missing), log, _progress_path(arguments.log))
         answering = Answering(engine, journal, states, progress)
         answering.run(missing, sampling, follow)
@@ -248,6 +254,21 @@ def check_states_fit(
     tokens = sum(len(ids) + wanted.sampling.max_new_tokens for _, ids in prompts)
     each = bytes_per_token(settings, *shape_of(wanted.target, settings))
     check_disk(store, tokens, each, settings.disk_reserve, f"tokens of {dataset} at most", log)
+def prove_states(store: StateStore, dataset: str, engine: Engine, wanted: Wanted) -> None:
+    """See that the states that answers leave are of the layers that they are called by. Raises StoreError."""
+    from eyrie.engines.proving import prove_layers  # noqa: PLC0415 - loads torch
+
+    def sample() -> States:
+        sampling = SamplingSettings(max_new_tokens=_PROOF_TOKENS)
+        results = engine.answer([(content_key(wanted.canary_prompt), wanted.canary_prompt)], sampling)
+        one = next(result for group in results for result in group)
+        if isinstance(one, Failed):
+            raise EngineError(f"no hidden states of the first sample: {one.reason}: {one.detail}")
+        assert one.states is not None
+        return one.states
+
+    target = getattr(engine, "target", None)
+    prove_layers(store, dataset, engine.described(), wanted, sample, target)
 
 
 def _progress_path(log: Path | None) -> Path | None:
@@ -337,6 +358,7 @@ def main() -> None:
         canary_prompt=chat.prompt_ids(CANARY_MESSAGES),
         canaries=answers.canaries(),
         server_log=(arguments.log or arguments.out).with_suffix(".server.log"),
+        arriving=arguments.store / "arriving" / arguments.dataset,
     )
     keys, failed = make_all(answers, conversations, wanted, arguments, log)
 

@@ -2,7 +2,7 @@
 
 Inputs: tokenized_data.jsonl, target.json and the target's folder. Output: manifest.json, with every sample's
 key and digest. The states lie in the store; those that the answering pass left there are not made again, and
-the model is loaded only when some are missing.
+an engine is opened only when some are missing: the target in this process, or servers (engine.capture).
 
 With hidden_states.top_tokens the target's distribution over the draft vocabulary is stored instead of its
 last state; what the answering pass left is then converted, which takes the target's head alone.
@@ -11,33 +11,42 @@ last state; what the answering pass left is then converted, which takes the targ
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from eyrie.budget import bytes_per_token, check_disk, shape_of
-from eyrie.config import ConfigError, EngineSettings, HiddenStatesSettings, Settings, parse_settings
+from eyrie.config import EngineSettings, HiddenStatesSettings, SamplingSettings, Settings, parse_settings
 from eyrie.console import Progress, run_command, start_log
-from eyrie.eagle3.initialise import TargetWeights
-from eyrie.eagle3.vocabulary import read_vocabulary
-from eyrie.encoding import Encoded, decode
+from eyrie.conversion import convert_found, make_likeliest
+from eyrie.engines.numbering import proofs_of
 from eyrie.gates import GateError
 from eyrie.provenance import manifest_header
 from eyrie.records import read_json, read_jsonl, write_json
 from eyrie.states import states_recipe
-from eyrie.store import StateRef, States, StateStore, StoreError
-from eyrie.top_tokens import Likeliest, vocabulary_digest
+from eyrie.stopping import StopRequest, end_with_snakemake
+from eyrie.store import StateRef, States, StateStore, StateWriter, StoreError
+from eyrie.target_weights import TargetWeights
+from eyrie.top_tokens import Likeliest
 
 if TYPE_CHECKING:
-    from eyrie.target import Target
+    from eyrie.engines.opening import Wanted
 
-# Share of a greedy answer's tokens that the captured states must predict. Not all: states are stored with
-# fewer digits than they were computed with, and near ties happen.
+# Share of greedy answers' tokens that the captured states must give. Not all: states are stored with fewer
+# digits than they were computed with, and near ties happen. Looked at are so many samples, and so many tokens
+# of each: the head is a large matrix.
 _AGREEMENT = 0.9
+_AGREEING_SAMPLES, _AGREEING_TOKENS = 4, 128
+# Requests at once to each server, where the command line does not say.
+_IN_FLIGHT = 16
 
 
 class CaptureRecipe(Settings):
@@ -49,128 +58,149 @@ class CaptureRecipe(Settings):
 
 
 def capture_missing(
-    samples: Mapping[str, Mapping[str, Any]],
-    dataset: str,
+    missing: Sequence[list[int]],
     states: StateStore,
     recipe: CaptureRecipe,
-    path: Path,
-    engine: EngineSettings,
+    target: Mapping[str, Any],
     likeliest: Likeliest | None,
+    arguments: argparse.Namespace,
     log: logging.Logger,
-) -> int:
-    """Capture the samples {key: row} that the store has no states of; returns how many.
+) -> None:
+    """Capture the states of these samples and store them; every group is durable when the next is stored.
 
     likeliest: makes the distributions that are stored in place of the last states.
     """
-    if len(states.find(samples)) == len(samples):
-        return 0
-    # The target's library takes seconds to load, and most runs find everything in the store.
-    from eyrie.engines.in_process import InProcessEngine  # noqa: PLC0415
-    from eyrie.target import Target  # noqa: PLC0415
+    # Engines and the target's library take seconds to load, and most runs find everything in the store.
+    from eyrie.engines.opening import open_capture  # noqa: PLC0415
+    from eyrie.engines.proving import prove_layers  # noqa: PLC0415
 
-    with states.writer(dataset) as writer:
-        found = states.find(samples)
-        missing = [row["input_ids"] for key, row in samples.items() if key not in found]
-        target = Target(path, recipe.dtype, recipe.hidden_states.layer_ids)
+    settings = parse_settings(EngineSettings, arguments.engine)
+    wanted = _wanted(recipe, target, states, max(map(len, missing)), arguments)
+    dtype = recipe.hidden_states.computed_dtype
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopRequest(settings.stop_grace))
+        writer = stack.enter_context(states.writer(arguments.dataset))
+        capture, described = stack.enter_context(open_capture(settings, wanted, stop))
+        prove_layers(
+            *(states, arguments.dataset, described, wanted),
+            lambda: next(iter(capture.capture([list(wanted.canary_prompt)], dtype)))[0],
+            getattr(capture, "target", None),
+        )
         progress = Progress(sum(map(len, missing)), "tokens", log)
-        checked = False
-        for group in InProcessEngine(target, engine).capture(missing, recipe.hidden_states.computed_dtype):
-            if not checked:
-                check_capture(target, group[0], samples[states.key(group[0].token_ids)], log)
-                checked = True
-            writer.add(group if likeliest is None else [likeliest.shorten(one) for one in group])
-            progress.advance(sum(len(sample.token_ids) for sample in group))
+        with WrittenBehind(writer) as behind:
+            for group in capture.capture(missing, dtype):
+                behind.add(group if likeliest is None else [likeliest.shorten(one) for one in group])
+                progress.advance(sum(len(sample.token_ids) for sample in group))
         tokens, seconds = sum(map(len, missing)), progress.close()
         log.info("captured %d tokens in %.1f s, %.0f tokens/s", tokens, seconds, tokens / seconds)
-    return len(missing)
 
 
-def convert_found(
-    samples: Mapping[str, Mapping[str, Any]],
-    dataset: str,
-    left: StateStore,
+def _wanted(
+    recipe: CaptureRecipe,
+    target: Mapping[str, Any],
     states: StateStore,
-    likeliest: Likeliest,
-    group_size: int,
-    log: logging.Logger,
-) -> int:
-    """Store the samples {key: row} whose last states are in `left` with top tokens instead; returns how many.
+    longest: int,
+    arguments: argparse.Namespace,
+) -> Wanted:
+    from eyrie.chat import Chat  # noqa: PLC0415 - see above
+    from eyrie.engines.canary import CANARY_MESSAGES  # noqa: PLC0415
+    from eyrie.engines.opening import Wanted  # noqa: PLC0415
 
-    The layers are taken over to the bit, and the target is not run.
+    in_flight = json.loads(arguments.in_flight)[arguments.dataset] if arguments.in_flight else _IN_FLIGHT
+    return Wanted(
+        target=target,
+        path=arguments.target_path,
+        dtype=recipe.dtype,
+        states=recipe.hidden_states,
+        sampling=SamplingSettings(max_new_tokens=1, max_in_flight=in_flight),
+        context=longest + 1,
+        canary_prompt=Chat(arguments.target_path).prompt_ids(CANARY_MESSAGES),
+        canaries=states.folder / "canaries",
+        server_log=(arguments.log or arguments.out).with_suffix(".server.log"),
+        arriving=arguments.store / "arriving" / arguments.dataset,
+    )
+
+
+class WrittenBehind:
+    """Stores groups of states in a thread, one at a time, while the next ones are captured.
+
+    Memory holds two groups; leaving the block waits for the last. What storing raises, the next call raises.
     """
-    with states.writer(dataset) as writer:
-        done = states.find(samples)
-        keys = [left.key(row["input_ids"]) for key, row in samples.items() if key not in done]
-        refs = sorted(left.find(keys).values(), key=lambda ref: (ref.shard, ref.start))
-        if not refs:
-            return 0
-        progress = Progress(sum(ref.tokens for ref in refs), "tokens converted", log)
-        for start in range(0, len(refs), group_size):
-            group = refs[start : start + group_size]
-            pairs = zip(group, left.read(group), strict=True)
-            writer.add_encoded([_converted(ref, stored, likeliest) for ref, stored in pairs])
-            progress.advance(sum(ref.tokens for ref in group))
-        progress.close()
-    return len(refs)
+
+    def __init__(self, writer: StateWriter) -> None:
+        self._writer = writer
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._storing: Future[object] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.shutdown()
+        if error is None:
+            self._wait()
+
+    def add(self, group: Sequence[States]) -> None:
+        """Store a group once the one before it is stored."""
+        self._wait()
+        self._storing = self._thread.submit(self._writer.add, group)
+
+    def _wait(self) -> None:
+        if self._storing is not None:
+            self._storing.result()
+            self._storing = None
 
 
-def _converted(ref: StateRef, stored: Encoded, likeliest: Likeliest) -> Encoded:
-    if stored.digest() != ref.sha256:
-        raise StoreError(
-            f"{ref.shard}: sample {ref.key} is not what was stored: digest {stored.digest()}, expected "
-            f"{ref.sha256}\n  change: `python scripts/verify_store.py`, then run again"
-        )
-    last = decode(stored).last
-    assert last is not None
-    return stored.with_top(likeliest.of(last))
+def agreement(
+    samples: Mapping[str, Mapping[str, Any]],
+    refs: Mapping[str, StateRef],
+    states: StateStore,
+    head: Callable[[], torch.Tensor],
+) -> dict[str, Any] | None:
+    """Of how many tokens of greedy answers the states before them say that they are the likeliest next ones.
 
-
-def make_likeliest(
-    vocabulary: Path | None, k: int | None, target: Mapping[str, Any], path: Path
-) -> tuple[Likeliest | None, str | None]:
-    """What makes top tokens, and the digest of their vocabulary; nothing where none are wanted."""
-    if k is None:
-        return None, None
-    if vocabulary is None:
-        raise ConfigError("hidden_states.top_tokens needs a draft vocabulary: --vocabulary vocabulary.json")
-    token_ids = read_vocabulary(vocabulary, target["vocab_size"])
-
-    def head() -> torch.Tensor:
-        from eyrie.target import read_text_config  # noqa: PLC0415 - see above
-
-        tied = read_text_config(path).tie_word_embeddings
-        return TargetWeights(path, target["files"]).head(tied)
-
-    return Likeliest(head, token_ids, k), vocabulary_digest(token_ids)
-
-
-def check_capture(target: Target, captured: States, row: Mapping[str, Any], log: logging.Logger) -> None:
-    """Compare one sample's states with the reference and, for a greedy answer, with its tokens.
-
-    Raises StoreError, GateError.
+    samples: {key: row}; those of the lowest keys are looked at, whoever captured them and when, so that the
+    figure follows from the store. head: reads the target's, [V, H]. None where no answer was greedy. Raises
+    GateError where too few agree.
     """
-    from eyrie.engines.in_process import check_against_reference  # noqa: PLC0415 - see above
-
-    log.info("states differ from the reference by %.4f", check_against_reference(target, captured))
-    if not row["greedy"]:
-        return
-    share = agreement(target, captured, row["loss_mask"])
-    log.info("the states predict %.0f%% of the answer's tokens", 100 * share)
-    if share < _AGREEMENT:
+    chosen = [key for key in sorted(samples) if samples[key]["greedy"]][:_AGREEING_SAMPLES]
+    if not chosen:
+        return None
+    weight = head()
+    agreed = tokens = 0
+    for key, found in zip(chosen, states.load([refs[key] for key in chosen]), strict=True):
+        places = torch.tensor(samples[key]["loss_mask"])[1:].nonzero()[:_AGREEING_TOKENS, 0]
+        following = torch.tensor(found.token_ids)[places + 1]
+        agreed += int((_choices(found, places, weight) == following).sum())
+        tokens += len(places)
+    if agreed < _AGREEMENT * tokens:
         raise GateError(
-            f"the captured states predict {share:.0%} of the tokens of the greedy answer {row['id']}\n"
-            f"  expected: at least {_AGREEMENT:.0%}\n"
-            "  change: the target's folder, which must be the one that answered; then run again"
+            f"the captured states give {agreed} of {tokens} tokens of greedy answers, of samples "
+            f"{', '.join(str(samples[key]['id']) for key in chosen)}\n"
+            f"  expected: the target's own next token, at least {_AGREEMENT:.0%} of them\n"
+            "  change: the target's folder, which must be the one that answered; or, if states were captured "
+            "wrong (rows rotated against the tokens, a last state that is not normed), delete them from the "
+            "store; then run again"
         )
+    return {"samples": len(chosen), "tokens": tokens, "share": round(agreed / tokens, 4) if tokens else 1.0}
 
 
-def agreement(target: Target, captured: States, loss_mask: Sequence[int]) -> float:
-    """The share of supervised tokens that are the likeliest ones after the state before them."""
-    assert captured.last is not None
-    predicted = target.logits(captured.last.float()[:-1]).argmax(dim=-1)
-    tokens = torch.tensor(captured.token_ids[1:])
-    supervised = torch.tensor(loss_mask[1:], dtype=torch.bool)
-    return (predicted == tokens)[supervised].float().mean().item()
+def _choices(found: States, places: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+    """The target's most likely token after each place."""
+    from eyrie.engines.checks import next_tokens  # noqa: PLC0415 - see above
+
+    if found.top is not None:
+        return found.top.choices[places]
+    assert found.last is not None
+    return next_tokens(found.last[places], head)
+
+
+def _missing(samples: Mapping[str, Mapping[str, Any]], states: StateStore) -> list[list[int]]:
+    """The token ids of the samples {key: row} that the store has no states of."""
+    found = states.find(samples)
+    return [row["input_ids"] for key, row in samples.items() if key not in found]
 
 
 def check_found(refs: Mapping[str, StateRef], samples: Mapping[str, Mapping[str, Any]]) -> None:
@@ -185,13 +215,14 @@ def check_found(refs: Mapping[str, StateRef], samples: Mapping[str, Mapping[str,
 
 def main() -> None:
     """The command."""
+    end_with_snakemake()
     arguments = _arguments()
     log = start_log("capture_states", arguments.log)
     start = time.monotonic()
     recipe = parse_settings(CaptureRecipe, arguments.recipe)
     target = read_json(arguments.target)
     rows = list(read_jsonl(arguments.tokenized))
-    settings, engine = recipe.hidden_states, parse_settings(EngineSettings, arguments.engine)
+    settings = recipe.hidden_states
     likeliest, vocabulary = make_likeliest(
         arguments.vocabulary, settings.top_tokens, target, arguments.target_path
     )
@@ -199,22 +230,23 @@ def main() -> None:
     states = StateStore(arguments.store, store_recipe)
     keys = [states.key(row["input_ids"]) for row in rows]
     samples = dict(zip(keys, rows, strict=True))
+    missing = _missing(samples, states)
     draft_vocab_size = None if likeliest is None else likeliest.draft_vocab_size
     each = bytes_per_token(settings, *shape_of(target, settings), draft_vocab_size)
-    found = states.find(samples)
-    missing = sum(len(row["input_ids"]) for key, row in samples.items() if key not in found)
     what = f"tokens of {arguments.dataset}"
-    check_disk(arguments.store, missing, each, arguments.disk_reserve, what, log)
+    check_disk(arguments.store, sum(map(len, missing)), each, arguments.disk_reserve, what, log)
     converted = 0
-    if likeliest is not None and missing:
+    if likeliest is not None:
         left = StateStore(arguments.store, states_recipe(target, settings, recipe.dtype))
-        size = engine.batch_size
-        converted = convert_found(samples, arguments.dataset, left, states, likeliest, size, log)
-    captured = capture_missing(
-        samples, arguments.dataset, states, recipe, arguments.target_path, engine, likeliest, log
-    )
+        if missing:
+            size = parse_settings(EngineSettings, arguments.engine).batch_size
+            converted = convert_found(samples, arguments.dataset, left, states, likeliest, size, log)
+            missing = _missing(samples, states)
+    if missing:
+        capture_missing(missing, states, recipe, target, likeliest, arguments, log)
     refs = states.find(samples)
     check_found(refs, samples)
+    agreed = agreement(samples, refs, states, TargetWeights(arguments.target_path, target["files"]).head)
     tokens = sum(len(row["input_ids"]) for row in rows)
     layer_ids = store_recipe["layer_ids"]
     write_json(
@@ -238,13 +270,16 @@ def main() -> None:
                 for row, key in zip(rows, keys, strict=True)
             ],
             "counts": {"samples": len(rows), "tokens": tokens},
+            # Which proofs of the layers' numbering the states rest on, and how well they fit the answers.
+            "numbering": proofs_of([states] if likeliest is None else [states, left], arguments.dataset),
+            "agreement": agreed,
         },
     )
     log.info(
         "%s: %d samples of %d tokens, %d captured now, %d converted, %d found in the store, %d bytes a "
         "token, %.1f s",
-        *(arguments.dataset, len(rows), tokens, captured, converted),
-        *(len(samples) - captured - converted, each),
+        *(arguments.dataset, len(rows), tokens, len(missing), converted),
+        *(len(samples) - len(missing) - converted, each),
         time.monotonic() - start,
     )
 
@@ -257,7 +292,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--target-path", type=Path, required=True, help="folder of the target")
     parser.add_argument("--vocabulary", type=Path, nargs="?", help="vocabulary.json, for top tokens")
     parser.add_argument("--recipe", required=True, help="JSON: what the states depend on")
-    parser.add_argument("--engine", required=True, help="JSON: threads and batches, which change no result")
+    parser.add_argument("--engine", required=True, help="JSON: who captures, which changes no key")
+    parser.add_argument("--in-flight", help="JSON: requests at once to each server, by dataset")
     parser.add_argument("--store", type=Path, required=True, help="the store's folder")
     parser.add_argument("--disk-reserve", type=int, default=0, help="bytes to leave free on its disk")
     parser.add_argument("--out", type=Path, required=True, help="manifest.json")

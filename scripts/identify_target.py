@@ -16,7 +16,8 @@ from eyrie.chat import Chat
 from eyrie.config import ConfigError, TargetSettings, parse_settings
 from eyrie.console import run_command, start_log
 from eyrie.records import content_key, sha256_file, write_json
-from eyrie.target import default_layer_ids, read_eos_ids, read_text_config
+from eyrie.states import default_layer_ids
+from eyrie.target import read_eos_ids, read_text_config
 
 # Weights, configuration, tokenizer and template, and the Python that some targets bring along; not the
 # licence, the model card or a note of where the files came from.
@@ -74,8 +75,16 @@ def describe_target(settings: TargetSettings) -> dict[str, Any]:
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.max_position_embeddings,
         "eos_ids": read_eos_ids(settings.path),
-        "layer_ids_default": default_layer_ids(config.num_hidden_layers),
+        "layer_ids_default": _default_layer_ids(config.num_hidden_layers),
     }
+
+
+def _default_layer_ids(layers: int) -> list[int] | None:
+    """The default, where the target has layers enough; else the configuration must name some."""
+    try:
+        return default_layer_ids(layers)
+    except ConfigError:
+        return None
 
 
 def main() -> None:

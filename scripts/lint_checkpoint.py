@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 from eyrie.console import run_command
-from eyrie.eagle3.initialise import TargetWeights
 from eyrie.eagle3.linting import LintTarget, lint
 from eyrie.records import read_jsonl
 from eyrie.target import read_text_config
+from eyrie.target_weights import TargetWeights
 
 
 def read_target(path: Path) -> LintTarget:

@@ -28,12 +28,7 @@ import torch
 from eyrie.config import ConfigError, DrafterSettings, TrainingSettings, parse_settings
 from eyrie.console import run_command, start_log
 from eyrie.eagle3.checkpoint import model_card, save_checkpoint
-from eyrie.eagle3.initialise import (
-    TargetWeights,
-    drafter_config,
-    initialise_from_target,
-    initialise_randomly,
-)
+from eyrie.eagle3.initialise import drafter_config, initialise_from_target, initialise_randomly
 from eyrie.eagle3.least_squares import initialise_by_least_squares
 from eyrie.eagle3.model import Drafter
 from eyrie.eagle3.processes import Processes, choose_device, joined
@@ -56,6 +51,7 @@ from eyrie.provenance import manifest_header
 from eyrie.records import content_key, read_json, sha256_file
 from eyrie.store import StateStore
 from eyrie.target import read_text_config
+from eyrie.target_weights import TargetWeights
 
 
 def _arguments() -> argparse.Namespace:

@@ -18,14 +18,15 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
 from eyrie.config import Config, ConfigError
 from eyrie.config_files import read_config
 from eyrie.console import run_command, start_log
-from eyrie.serving import HOST, URLS_VARIABLE, Kept, Server, fill_command, free_port
+from eyrie.serving import HOST, URLS_VARIABLE, Kept, Server, arriving_files, fill_command, free_port
+from eyrie.states import command_values
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What a command has beyond the grace of its jobs to end after a signal.
@@ -43,8 +44,11 @@ def server_of(config: Config) -> Server:
             "  change: engine.kind and engine.command, or run the command without with_server.py"
         )
     port = free_port()
+    values: dict[str, object] = {"model": config.target.path, "host": HOST, "port": port}
+    if engine.capture != "in_process":
+        values |= command_values(config.hidden_states, config.target.path, arriving_folder(config))
     return Server(
-        fill_command(engine.command, model=config.target.path, host=HOST, port=port),
+        fill_command(engine.command, **values),
         f"http://{HOST}:{port}",
         log=config.work / "logs" / "server.log",
         ready_timeout=engine.ready_timeout,
@@ -52,6 +56,11 @@ def server_of(config: Config) -> Server:
         health_path=_HEALTH_PATHS[engine.kind],
         restarts=engine.restarts,
     )
+
+
+def arriving_folder(config: Config) -> Path:
+    """Where the server leaves hidden states until the jobs take them."""
+    return config.work / "store" / "arriving" / "shared"
 
 
 class Beside:
@@ -107,7 +116,9 @@ def main() -> None:
     arguments = parser.parse_args()
     start_log("with_server", None)
     config = read_config(arguments.config)
-    with server_of(config) as server:
+    takes_states = config.engine.capture != "in_process"
+    files = arriving_files(arriving_folder(config)) if takes_states else nullcontext()
+    with files, server_of(config) as server:
         status = Beside(server, arguments.command, config.engine.stop_grace).run()
     sys.exit(status)
 

@@ -79,6 +79,7 @@ def test_the_default_build_has_the_ten_datasets(root: Path) -> None:
         ("datasets.glaive.kind", "native", "native_model goes with kind: native"),
         ("datasets.glaive.source.revision", "main", "expected a commit's hex digits, saw 'main'"),
         ("hidden_states.layer_ids", [3, 2, 1], "expected three layer ids in rising order"),
+        ("engine", {"kind": "sglang", "capture": "server"}, "capture: saw server with kind sglang"),
         ("split.held_out", 0.95, "leave no group to train on"),
         ("datasets.all", "copy of glaive", "expected a name of lower-case letters"),
         ("datasets.Glaive", "copy of glaive", "expected a name of lower-case letters"),

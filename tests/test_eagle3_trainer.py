@@ -22,7 +22,6 @@ from eyrie.console import start_log
 from eyrie.eagle3 import trainer
 from eyrie.eagle3.batches import plan_steps
 from eyrie.eagle3.checkpoint import load_drafter
-from eyrie.eagle3.initialise import TargetWeights
 from eyrie.eagle3.processes import Processes
 from eyrie.eagle3.run_state import RunState
 from eyrie.eagle3.samples import CheckedStates, find_choices, read_captures, read_rows
@@ -31,6 +30,7 @@ from eyrie.eagle3.validation import walk
 from eyrie.gates import GateError
 from eyrie.records import RecordError, read_json, read_jsonl, write_json, write_jsonl
 from eyrie.store import StateStore, StoreError
+from eyrie.target_weights import TargetWeights
 from tiny_eagle3 import TinyBuild, make_tiny_build, random_drafter, random_sample, tiny_recipe
 
 

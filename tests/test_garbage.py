@@ -25,7 +25,7 @@ from eyrie.store import StateRef, StateStore
 TARGET = {
     "revision": "r",
     "template_sha256": "t",
-    "layer_ids_default": [1, 2, 3],
+    "layers": 8,
     "hidden_size": 4,
 }
 

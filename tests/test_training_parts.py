@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from eyrie.console import start_log
 from eyrie.eagle3 import samples as samples_module
-from eyrie.eagle3.initialise import TargetWeights
 from eyrie.eagle3.lessons import micro_batches, shares
 from eyrie.eagle3.prefetch import prefetched
 from eyrie.eagle3.processes import ALONE
@@ -25,6 +24,7 @@ from eyrie.eagle3.samples import CheckedStates, StoredSamples, find_choices, rea
 from eyrie.encoding import States
 from eyrie.records import read_json, read_jsonl
 from eyrie.store import StateStore
+from eyrie.target_weights import TargetWeights
 from tiny_eagle3 import TinyBuild, make_tiny_build, tiny_recipe
 from training_runs import farthest, files, forked, run, settings, trained
 

@@ -27,7 +27,8 @@ RECIPE: dict[str, Any] = {
     "split": {"validation": 0.1, "held_out": 0.2, "seed": 0},
     "gates": {},
 }
-STATES: dict[str, Any] = {"layer_ids": None, "dtype": "bfloat16", "max_tokens": 512}
+LAYER_IDS = [1, 3, 5]
+STATES: dict[str, Any] = {"layer_ids": LAYER_IDS, "dtype": "bfloat16", "max_tokens": 512}
 ENGINE = {"threads": 1, "batch_size": 2, "batch_independent": True}
 
 
@@ -106,15 +107,18 @@ class Stages:
         """Answer the prompts."""
         self.run("answer_prompts", *self.answering(recipe, engine))
 
-    def capture(self, **more: Any) -> None:
-        """Capture the states of the samples."""
+    def capturing(self, engine: Mapping[str, Any] = ENGINE, **more: Any) -> Sequence[str]:
+        """The command line of capture_states; more: of its recipe."""
         recipe = {"version": 1, "dtype": RECIPE["dtype"], "hidden_states": STATES} | more
-        self.run(
-            "capture_states",
+        return [
             *("--dataset", DATASET, "--tokenized", "tokenized_data.jsonl", "--target", "target.json"),
-            *("--target-path", "target", "--recipe", json.dumps(recipe), "--engine", json.dumps(ENGINE)),
+            *("--target-path", "target", "--recipe", json.dumps(recipe), "--engine", json.dumps(engine)),
             *("--store", "store", "--out", "manifest.json"),
-        )
+        ]
+
+    def capture(self, engine: Mapping[str, Any] = ENGINE, **more: Any) -> None:
+        """Capture the states of the samples."""
+        self.run("capture_states", *self.capturing(engine, **more))
 
     def results(self) -> dict[str, bytes]:
         """The bytes of what the stages wrote beside the store."""

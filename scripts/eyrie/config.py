@@ -110,7 +110,14 @@ class EngineSettings(Settings):
     """Servers that are running already, used side by side: http://host:port. They come before `command`;
     EYRIE_SERVER_URLS, which with_server.py sets, comes before both."""
     command: str | None = None
-    """The command that starts a server, as one line; {model}, {host} and {port} are filled in."""
+    """The command that starts a server, as one line; {model}, {host} and {port} are filled in, and, for one
+    that leaves hidden states, {states}, the folder, and {layer_ids}, the layers."""
+    capture: Literal["in_process", "server", "answers"] = "in_process"
+    """Who makes hidden states. in_process: the job itself, by transformers. server: the capture jobs ask the
+    engine's servers, of kind vllm and on the same host, whose command has them leave states:
+    configs/vllm-capture.yaml shows one. answers: so, too, do the answering jobs, in the same pass, and the
+    capture jobs ask for the others alone. An answer's states then have none for its last token: a row of
+    zeros, which training with mask_shift: legacy refuses."""
     served_model: str | None = None
     """The model's name in the server; null: the only one that it lists."""
     context_length: Positive | None = None
@@ -135,6 +142,8 @@ class EngineSettings(Settings):
     def _has_a_server(self) -> Self:
         if self.kind != "in_process" and "{port}" not in (self.command or "{port}"):
             raise ValueError(f"command: saw no {{port}} in {self.command!r}; the job chooses a free one")
+        if self.capture != "in_process" and self.kind != "vllm":
+            raise ValueError(f"capture: saw {self.capture} with kind {self.kind}, expected kind vllm")
         return self
 
 

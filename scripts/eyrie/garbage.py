@@ -21,6 +21,7 @@ from eyrie.journals import answers_key, journal_rows, rewrite_journal, writers_s
 from eyrie.recipes import ANSWERING_VERSION, answers_recipe
 from eyrie.records import RecordError, read_json, sha256_file
 from eyrie.settings import parse
+from eyrie.states import default_layer_ids
 
 _INDEXES = "index-*.jsonl"
 
@@ -124,7 +125,7 @@ class Garbage:
         if target is None:
             return True  # What it would be can't be told, so it may be this.
         settings = config.hidden_states
-        wanted = (target["revision"], settings.layer_ids or target["layer_ids_default"])
+        wanted = (target["revision"], settings.layer_ids or default_layer_ids(target["layers"]))
         numbers = (settings.dtype, config.target.dtype)
         return wanted == (recipe["target_revision"], recipe["layer_ids"]) and numbers == (
             recipe["dtype"],

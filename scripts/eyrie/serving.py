@@ -73,6 +73,26 @@ def fill_command(template: str, **values: object) -> list[str]:
     return words
 
 
+@contextmanager
+def arriving_files(folder: Path) -> Iterator[None]:
+    """A folder for the hidden states that a server leaves, emptied before and after the block.
+
+    What a killed job has not taken away lies there until then: only this server writes to it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        _empty(folder)
+        yield
+    finally:
+        _empty(folder)
+
+
+def _empty(folder: Path) -> None:
+    for pattern in ("*.safetensors", "*.safetensors.lock"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
 class Kept:
     """A command run under a keeper until it ends, or until the `with` block does.
 

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from eyrie.config import HiddenStatesSettings
+from eyrie.config import ConfigError, HiddenStatesSettings, config_line
+
+
+def default_layer_ids(layers: int) -> list[int]:
+    """The layers EAGLE-3 taps by default, [2, n//2, n-3], as indices into Hugging Face's `hidden_states`.
+
+    Raises ConfigError for a target that has too few layers for three different ones.
+    """
+    ids = [2, layers // 2, layers - 3]
+    if ids != sorted(set(ids)):
+        raise ConfigError(
+            f"{config_line(['hidden_states', 'layer_ids'])}: the target has {layers} layers, and the default "
+            f"would name {ids}\n  expected: three different layers in rising order\n"
+            f"  change: hidden_states.layer_ids, to three of 0 to {layers - 1}"
+        )
+    return ids
 
 
 def states_recipe(
@@ -22,8 +39,32 @@ def states_recipe(
     top = {"top_tokens": settings.top_tokens, "draft_vocabulary": draft_vocabulary}
     return {
         "target_revision": target["revision"],
-        "layer_ids": settings.layer_ids or target["layer_ids_default"],
+        "layer_ids": settings.layer_ids or default_layer_ids(target["layers"]),
         "dtype": settings.dtype,
         "compute_dtype": compute_dtype,
         **({} if draft_vocabulary is None else top),
     }
+
+
+def served_layer_ids(layer_ids: Sequence[int], layers: int) -> list[int]:
+    """What a server is to leave: the wanted layers and what proves them.
+
+    First 0, the embedding, and last the number of layers: the state before the final norm.
+    """
+    return [*([] if 0 in layer_ids else [0]), *layer_ids, layers]
+
+
+def command_values(settings: HiddenStatesSettings, target_path: Path, arriving: Path) -> dict[str, str]:
+    """What {states} and {layer_ids} in a server's command stand for; arriving: the folder of its files.
+
+    The target's number of layers is read from its config.json alone. Raises ConfigError.
+    """
+    try:
+        config = json.loads((target_path / "config.json").read_text(encoding="utf-8"))
+        layers = int(config.get("text_config", config)["num_hidden_layers"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"target.path: expected {target_path}/config.json with num_hidden_layers, but: {error!r}"
+        ) from error
+    ids = served_layer_ids(settings.layer_ids or default_layer_ids(layers), layers)
+    return {"states": str(arriving.resolve()), "layer_ids": json.dumps(ids)}

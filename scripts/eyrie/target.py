@@ -14,6 +14,7 @@ from transformers import (
     AttentionMaskInterface,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     DynamicCache,
     GenerationConfig,
 )
@@ -21,15 +22,14 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging as transformers_logging
 
+from eyrie.config import ConfigError
 from eyrie.kv_cache import roomy_cache
 from eyrie.skinny import SKINNY_ROWS, use_skinny_products
+from eyrie.states import default_layer_ids
 
+# How families of models call the norm after the last layer.
+_FINAL_NORMS = ("norm", "final_layernorm", "ln_f", "final_norm")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def default_layer_ids(layers: int) -> list[int]:
-    """The layers EAGLE-3 taps by default, [2, n//2, n-3], as indices into Hugging Face's `hidden_states`."""
-    return [2, layers // 2, layers - 3]
 
 
 def text_config(config: Any) -> Any:
@@ -55,6 +55,22 @@ def _sorted_ids(eos: int | list[int] | None) -> list[int]:
     return sorted([eos] if isinstance(eos, int) else eos or [])
 
 
+def _load_model(path: Path, dtype: str) -> Any:
+    """The model of a folder; of one that also takes images, the whole, of which only the language is run."""
+    config = AutoConfig.from_pretrained(path)
+    nested = text_config(config) is not config
+    kind = AutoModelForImageTextToText if nested else AutoModelForCausalLM
+    try:
+        return kind.from_pretrained(path, dtype=DTYPES[dtype])
+    except ValueError as error:
+        # The library has no class for it, as for models that bring their own code along.
+        raise ConfigError(
+            f"target.path: {path} cannot be run in process: {str(error).splitlines()[0]}\n"
+            "  expected: a model that transformers has a class for\n"
+            "  change: engine.kind and engine.capture, to a server that runs it"
+        ) from error
+
+
 @dataclass(frozen=True)
 class TargetStates:
     """What one forward pass leaves: aux [B, S, layers * H] and last [B, S, H] (after the final norm)."""
@@ -73,31 +89,50 @@ class Target:
 
     def __init__(self, path: Path, dtype: str, layer_ids: Sequence[int] | None = None) -> None:
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype]).eval()
+        self.model = _load_model(path, dtype).eval()
         self.model.requires_grad_(False)
         self.config = text_config(self.model.config)
         self.layers = self.config.num_hidden_layers
         self.hidden_size = self.config.hidden_size
-        self.layer_ids = list(layer_ids or default_layer_ids(self.layers))
+        self.layer_ids = list(default_layer_ids(self.layers) if layer_ids is None else layer_ids)
         if any(not 0 <= layer < self.layers for layer in self.layer_ids):
-            raise ValueError(
+            raise ConfigError(
                 f"layer ids {self.layer_ids} for a target of {self.layers} layers: expected ids from 0 to "
                 f"{self.layers - 1} (Hugging Face's hidden_states numbering). Change hidden_states.layer_ids."
             )
         self._captured: dict[int, torch.Tensor] = {}
-        decoder = self.model.get_decoder()
+        decoder = self.decoder()
         for layer in self.layer_ids:
             decoder.layers[layer].register_forward_pre_hook(self._capture(layer), with_kwargs=True)
         if dtype == "float32":
             use_skinny_products(self.model)
-            if self.model.config._attn_implementation == "sdpa":
-                self.model.set_attn_implementation(_SKINNY_ATTENTION)
+            if decoder.config._attn_implementation == "sdpa":
+                decoder.set_attn_implementation(_SKINNY_ATTENTION)
 
     def _capture(self, layer: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._captured[layer] = args[0] if args else kwargs["hidden_states"]
 
         return hook
+
+    def decoder(self) -> Any:
+        """The language model without its head: embedding, layers, final norm."""
+        return self.model.get_decoder()
+
+    def final_norm(self) -> nn.Module:
+        """The norm between the last layer and the head."""
+        decoder = self.decoder()
+        found = [getattr(decoder, name) for name in _FINAL_NORMS if hasattr(decoder, name)]
+        if len(found) != 1:
+            raise ConfigError(
+                f"the final norm of {type(decoder).__name__} is not known: expected one of "
+                f"{', '.join(_FINAL_NORMS)}. It must be named in eyrie/target.py"
+            )
+        return found[0]
+
+    def dtype_name(self) -> str:
+        """The numbers that it computes with: float32, bfloat16, float16."""
+        return str(self.model.dtype).removeprefix("torch.")
 
     def new_cache(self) -> DynamicCache:
         """An empty key-value cache; `cache.crop(-n)` drops the last n positions."""
@@ -115,16 +150,47 @@ class Target:
 
         attention_mask is [B, cached + S], 1 for tokens and 0 for padding on the left; None means no padding.
         """
-        output = self.model.get_decoder()(
+        last = self._run(input_ids, cache, attention_mask, position_ids)
+        aux = torch.cat([self._captured[layer] for layer in self.layer_ids], dim=-1)
+        self._captured.clear()
+        return TargetStates(aux, last)
+
+    @torch.inference_mode()
+    def packed(
+        self,
+        input_ids: torch.Tensor,
+        dtype: torch.dtype,
+        cache: DynamicCache | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As forward, with all states side by side in one copy: [B, S, layers * H + H] as dtype.
+
+        Beside them the last state of each row, [B, H], in the numbers it was computed with.
+        """
+        last = self._run(input_ids, cache, attention_mask, position_ids)
+        parts = [*(self._captured[layer] for layer in self.layer_ids), last]
+        self._captured.clear()
+        packed = torch.empty(*last.shape[:2], len(parts), last.shape[-1], dtype=dtype)
+        for number, part in enumerate(parts):
+            packed[:, :, number] = part
+        return packed.flatten(2), last[:, -1]
+
+    def _run(
+        self,
+        input_ids: torch.Tensor,
+        cache: DynamicCache | None,
+        attention_mask: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+    ) -> torch.Tensor:
+        output = self.decoder()(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             cache=cache,
             use_cache=cache is not None,
         )
-        aux = torch.cat([self._captured[layer] for layer in self.layer_ids], dim=-1)
-        self._captured.clear()
-        return TargetStates(aux, output.last_hidden_state)
+        return output.last_hidden_state
 
     @torch.inference_mode()
     def logits(self, last: torch.Tensor) -> torch.Tensor:

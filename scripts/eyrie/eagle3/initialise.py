@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import nn
 
 from eyrie.config import ConfigError, DrafterSettings
 from eyrie.eagle3.model import Drafter, DrafterConfig
-from eyrie.records import sha256_file
+from eyrie.target_weights import TargetWeights
+
+__all__ = ["TargetWeights", "drafter_config", "initialise_from_target", "initialise_randomly"]
 
 _LAYER_PARTS = (
     "input_layernorm",
@@ -25,64 +25,6 @@ _LAYER_PARTS = (
     "mlp.up_proj",
     "mlp.down_proj",
 )
-
-
-class TargetWeights:
-    """Single tensors of a target folder, read by name: the model as a whole is never loaded.
-
-    digests: sha256 of the folder's files by name; a file is checked when it is first read, with None none is.
-    Raises ConfigError for a folder that is not the target it is said to be.
-    """
-
-    def __init__(self, path: Path, digests: Mapping[str, str] | None) -> None:
-        self.path = path
-        self._digests = digests
-        self._checked: set[Path] = set()
-        self._files: dict[str, Path] = {}
-        for file in sorted(path.glob("*.safetensors")):
-            with safe_open(file, framework="pt") as handle:
-                self._files.update(dict.fromkeys(handle.keys(), file))
-        names = [name for name in self._files if name.endswith("embed_tokens.weight")]
-        if len(names) != 1:
-            raise ConfigError(
-                f"{path}: expected safetensors files with one embed_tokens.weight, saw {names or 'none'}. "
-                "Change target.path to the folder of the target's weights."
-            )
-        self._prefix = names[0].removesuffix("embed_tokens.weight")
-
-    def get(self, name: str) -> torch.Tensor | None:
-        """A tensor of the decoder (`layers.3.mlp.up_proj.weight`), in its stored dtype, or None."""
-        return self._read(self._prefix + name)
-
-    def embedding(self) -> torch.Tensor:
-        """The input embedding [V, H]."""
-        weight = self.get("embed_tokens.weight")
-        assert weight is not None
-        return weight
-
-    def head(self, tied: bool) -> torch.Tensor:
-        """The output head [V, H]; the embedding itself where they are tied."""
-        if tied:
-            return self.embedding()
-        names = [name for name in self._files if name.endswith("lm_head.weight")]
-        weight = self._read(names[0]) if len(names) == 1 else None
-        if weight is None:
-            raise ConfigError(f"{self.path}: expected one lm_head.weight, saw {names or 'none'}")
-        return weight
-
-    def _read(self, name: str) -> torch.Tensor | None:
-        file = self._files.get(name)
-        if file is None:
-            return None
-        if self._digests is not None and file not in self._checked:
-            if sha256_file(file) != self._digests.get(file.name):
-                raise ConfigError(
-                    f"{file} is not the file that target.json describes: expected sha256 "
-                    f"{self._digests.get(file.name)}. Identify the target again, or mend target.path."
-                )
-            self._checked.add(file)
-        with safe_open(file, framework="pt") as handle:
-            return handle.get_tensor(name)
 
 
 def drafter_config(

@@ -9,8 +9,8 @@ import torch
 
 from eyrie.eagle3.batches import Batch
 from eyrie.eagle3.figures import Figures
-from eyrie.eagle3.model import Drafter
 from eyrie.eagle3.fused import Weight, product, rms_norm
+from eyrie.eagle3.model import Drafter
 from eyrie.eagle3.unroll import unroll
 from eyrie.store import TopTokens
 

@@ -109,12 +109,17 @@ def check_draft_vocabulary(captures: Captures, token_ids: Sequence[int]) -> None
         )
 
 
-def read_rows(paths: Sequence[Path], states: StateStore, captures: Captures) -> list[Row]:
-    """The train and validation rows, ordered by content. Raises GateError and StoreError in words."""
+def read_rows(
+    paths: Sequence[Path],
+    states: StateStore,
+    captures: Captures,
+    splits: Sequence[str] = ("train", "validation"),
+) -> list[Row]:
+    """The rows of these splits, ordered by content. Raises GateError and StoreError in words."""
     rows = []
     for path in sorted(paths):
         for row in read_jsonl(path):
-            if row["split"] == "held_out":
+            if row["split"] not in splits:
                 continue
             _check_row(row, path, captures.vocab_size)
             ids, mask, greedy = row["input_ids"], row["loss_mask"], row["greedy"]
@@ -247,6 +252,17 @@ def _check_states(row: Row, encoded: Encoded, states: States, captures: Captures
         )
 
 
+def _check_last_row(row: Row, states: States) -> None:
+    """A server that leaves states as it answers has none for an answer's last token: the row is empty."""
+    if not states.aux[-1].any():
+        raise StoreError(
+            f"the hidden states of row {row.id} of dataset {row.dataset} have no row for the last token: "
+            "they were left by the pass that answered\n  expected a row for each token, since with "
+            "mask_shift: legacy the prediction past the end is learnt, too\n  change: training.mask_shift: "
+            "aligned, or engine.capture: server and another folder `work`, and capture anew"
+        )
+
+
 class StoredSamples(Sequence[Sample]):
     """Rows as samples whose states are read when a sample is asked for.
 
@@ -288,7 +304,11 @@ class StoredSamples(Sequence[Sample]):
 
     def load(self, indices: Sequence[int]) -> list[Sample]:
         """The samples at the indices, with their states."""
-        loaded = self._states.load([self._rows[index] for index in indices])
+        rows = [self._rows[index] for index in indices]
+        loaded = self._states.load(rows)
+        if self._mask_shift == "legacy":
+            for row, states in zip(rows, loaded, strict=True):
+                _check_last_row(row, states)
         return [
             replace(self.bare(index), aux=states.aux, last=states.last, top=states.top)
             for index, states in zip(indices, loaded, strict=True)

@@ -31,7 +31,7 @@ class EngineError(BuildError):
 class Answered:
     """An answer: the generated ids, a final end token included, and why they end.
 
-    states are those of prompt and answer where the pass left them; servers leave none.
+    states are those of prompt and answer, where the pass left them.
     """
 
     key: str
@@ -77,6 +77,14 @@ class Engine(Protocol):
 
     def running(self) -> int:
         """How many prompts are being answered now."""
+        ...
+
+
+class Capture(Protocol):
+    """Captures the hidden states of finished samples."""
+
+    def capture(self, samples: Sequence[list[int]], state_dtype: str) -> Iterator[list[States]]:
+        """Each sample's states once, in groups, as they finish. Raises BuildError where some can't be had."""
         ...
 
 

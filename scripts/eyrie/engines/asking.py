@@ -13,7 +13,7 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection
 
-from eyrie.engines import FinishReason
+from eyrie.engines import Answered
 from eyrie.engines.replies import Dialect, Failure, Request, shortly
 
 _CONNECT_TIMEOUT = 10.0
@@ -46,10 +46,11 @@ def new_session(servers: int) -> requests.Session:
     return session
 
 
-def ask(
-    session: requests.Session, url: str, dialect: Dialect, request: Request, timeout: float
-) -> tuple[list[int], FinishReason]:
-    """The answer to one request, within `timeout` seconds. Raises Failure."""
+def ask(session: requests.Session, url: str, dialect: Dialect, request: Request, timeout: float) -> Answered:
+    """The answer to one request, with what states it leaves, within `timeout` seconds.
+
+    Raises Failure, and StoreError for hidden states that can't be right.
+    """
     deadline = time.monotonic() + timeout
     try:
         with session.post(
@@ -67,7 +68,9 @@ def ask(
     except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
         refused = any(isinstance(cause, ConnectionRefusedError) for cause in _causes(error))
         raise Failure("refused" if refused else "reset", shortly(error)) from error
-    return dialect.read(request, _parsed(content))
+    reply = _parsed(content)
+    ids, reason = dialect.read(request, reply)
+    return Answered(request.key, ids, reason, dialect.states(request, ids, reply, deadline))
 
 
 def _pieces(response: requests.Response, deadline: float) -> Iterator[bytes]:

@@ -12,18 +12,15 @@ from transformers import DynamicCache
 
 from eyrie.config import EngineSettings, SamplingSettings
 from eyrie.engines import Answered, FinishReason, Follow, Prompt, Result
+from eyrie.engines.checks import check_against_reference, checked_states
 from eyrie.kv_cache import is_stackable, repeated, stacked
 from eyrie.records import content_key
 from eyrie.stopping import StopRequest
-from eyrie.store import States, StoreError
+from eyrie.store import States
 from eyrie.target import DTYPES, Target
 
 Item = TypeVar("Item")
 _LOG = logging.getLogger(__name__)
-
-# Largest difference between a captured state and the reference, as a share of its length: what storing with
-# 8 bits of mantissa and computing in another batch, with other sums, may do.
-_REFERENCE_LIMITS = {torch.float32: 0.02, torch.bfloat16: 0.2, torch.float16: 0.05}
 
 # Finished rows stay in the batch until the running ones are at most this share of it: taking a row out copies
 # the whole cache, which costs as much as some steps of that row.
@@ -33,6 +30,10 @@ _RUNNING_SHARE = 0.9
 # in the processor's cache. Samples of 40 tokens go 1.4 times as fast eight at once as one by one; from 200
 # tokens on there is nothing to gain.
 _PASS_TOKENS = 1024
+
+# States of one group of samples, which is one shard: enough for few large files, and little enough that a
+# kill costs minutes.
+_GROUP_BYTES = 1 << 28
 
 
 @dataclass
@@ -95,10 +96,7 @@ class InProcessEngine:
             for batch in _cut(ordered, self.settings.batch_size):
                 answered = self._answer_group(batch, sampling)
                 if not checked and (states := answered[0].states) is not None:
-                    _LOG.info(
-                        "states differ from the reference by %.4f",
-                        check_against_reference(self.target, states),
-                    )
+                    self._check(states)
                     checked = True
                 if follow is not None:
                     following += [prompt for one in answered if (prompt := follow(one)) is not None]
@@ -147,62 +145,53 @@ class InProcessEngine:
         points = torch.cat([torch.rand(1, generator=row.generator, dtype=torch.float64) for row in rows])
         return _sample(logits, points, sampling).tolist()
 
+    def _check(self, states: States) -> None:
+        difference = check_against_reference(self.target, states)
+        _LOG.info("states differ from the reference by %.4f of their length at most", difference)
+
     def capture(self, samples: Sequence[list[int]], state_dtype: str) -> Iterator[list[States]]:
         """Run finished samples through the target; yields their states in groups, shortest samples first.
 
-        A group is run in passes of about _PASS_TOKENS tokens. Raises StoreError for states that are wrong.
+        The first sample is compared with the model's own states. Raises StoreError for states that are
+        wrong, Stopped after a signal.
         """
-        for group in _cut(sorted(samples, key=lambda ids: (len(ids), ids)), self.settings.batch_size):
+        checked = False
+        for group in self.capture_plan(samples, state_dtype):
+            captured: list[States] = []
+            for batch in group:
+                if self._stop.requested:
+                    raise self._stop.stopped()
+                captured += self._capture_batch(batch, state_dtype)
+            if not checked:
+                self._check(captured[0])
+                checked = True
+            yield captured
+
+    def capture_plan(
+        self, samples: Sequence[list[int]], state_dtype: str
+    ) -> Iterator[list[Sequence[list[int]]]]:
+        """The passes that the samples are run in, by group: a group becomes a shard of the store.
+
+        Samples of about one length are in a pass of about _PASS_TOKENS tokens, and a group holds batch_size
+        samples and _GROUP_BYTES of states at most.
+        """
+        ordered = sorted(samples, key=lambda ids: (len(ids), ids))
+        values = (len(self.target.layer_ids) + 1) * self.target.hidden_size
+        tokens = _GROUP_BYTES // (values * DTYPES[state_dtype].itemsize)
+        for group in _cut_by_tokens(ordered, self.settings.batch_size, tokens):
             rows = 1 if self.settings.batch_independent else max(1, _PASS_TOKENS // len(group[-1]))
-            yield [
-                states for batch in _cut(group, rows) for states in self._capture_batch(batch, state_dtype)
-            ]
+            yield list(_cut(group, rows))
 
     def _capture_batch(self, samples: Sequence[list[int]], state_dtype: str) -> Iterator[States]:
         """One pass, padded on the right: no token looks to its right, so that the padding needs no mask."""
         width = max(map(len, samples))
-        out = self.target.forward(torch.tensor([ids + [0] * (width - len(ids)) for ids in samples]))
-        values = torch.cat([out.aux, out.last], dim=-1).to(DTYPES[state_dtype])
-        for ids, rows in zip(samples, values, strict=True):
-            yield self._states(ids, rows[: len(ids)])
+        ids = torch.tensor([ids + [0] * (width - len(ids)) for ids in samples])
+        values, _ = self.target.packed(ids, DTYPES[state_dtype])
+        for one, rows in zip(samples, values, strict=True):
+            yield self._states(one, rows[: len(one)])
 
     def _states(self, ids: list[int], values: torch.Tensor) -> States:
-        """The sample's States, once they have passed the checks on what is worth storing."""
-        hidden = self.target.hidden_size
-        if values.shape[0] != len(ids):
-            raise StoreError(f"{values.shape[0]} rows of states for {len(ids)} tokens; expected one a token")
-        if not torch.isfinite(values).all():
-            raise StoreError(
-                f"hidden states of a sample of {len(ids)} tokens are not finite as {values.dtype}; "
-                "change hidden_states.dtype (bfloat16 has float32's range) or target.dtype"
-            )
-        for number, layer in enumerate(values.view(len(ids), -1, hidden).unbind(1)):
-            if not layer.any():
-                name = [*self.target.layer_ids, "last"][number]
-                raise StoreError(f"hidden states of layer {name} are all zero; the layer was not captured")
-        return States(ids, values[:, :-hidden].contiguous(), values[:, -hidden:].contiguous())
-
-
-@torch.inference_mode()
-def check_against_reference(target: Target, states: States) -> float:
-    """Compare a sample's states with what the model itself gives out for its tokens, alone.
-
-    Returns the largest difference of a token's state in a layer, relative to its length. Raises StoreError
-    where it is more than rounding.
-    """
-    ids = torch.tensor([states.token_ids])
-    reference = target.model.get_decoder()(input_ids=ids, output_hidden_states=True).hidden_states
-    expected = torch.stack([reference[layer][0] for layer in (*target.layer_ids, -1)], dim=1).float()
-    assert states.last is not None  # as the target left them
-    seen = torch.cat([states.aux, states.last], dim=-1).view_as(expected).float()
-    difference = ((seen - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
-    limit = _REFERENCE_LIMITS[target.model.dtype]
-    if not difference <= limit:
-        raise StoreError(
-            f"captured hidden states differ from the model's own by {difference:.3f} of their length; "
-            f"expected at most {limit}. Other layers or other tokens were captured; this is a fault in Eyrie"
-        )
-    return difference
+        return checked_states(ids, values, self.target.layer_ids, self.target.hidden_size)
 
 
 class _Batch:
@@ -266,9 +255,8 @@ class _Batch:
         mask: torch.Tensor | None,
         positions: torch.Tensor | None,
     ) -> torch.Tensor:
-        out = self._target.forward(ids, cache, mask, positions)
-        self.last = out.last[:, -1]
-        return torch.cat([out.aux, out.last], dim=-1).to(self._dtype)
+        states, self.last = self._target.packed(ids, self._dtype, cache, mask, positions)
+        return states
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[int]) -> None:
@@ -285,6 +273,18 @@ def _by_length(prompts: Iterable[Prompt]) -> list[Prompt]:
 def _cut(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def _cut_by_tokens(samples: Sequence[list[int]], most: int, tokens: int) -> Iterator[Sequence[list[int]]]:
+    """Runs of at most `most` samples and, where there is more than one, of at most `tokens` tokens."""
+    start = total = 0
+    for place, sample in enumerate(samples):
+        if place > start and (place - start == most or total + len(sample) > tokens):
+            yield samples[start:place]
+            start, total = place, 0
+        total += len(sample)
+    if start < len(samples):
+        yield samples[start:]
 
 
 def _left_mask(rows: Sequence[list[int]]) -> torch.Tensor:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eyrie.config import (
     ConfigError,
@@ -15,14 +15,19 @@ from eyrie.config import (
     SamplingSettings,
     config_line,
 )
-from eyrie.engines import Engine
+from eyrie.engines import Capture, Engine
 from eyrie.engines.identity import Expected, prove
 from eyrie.engines.replies import AnswerRules, Dialect
 from eyrie.engines.requesting import RequestingEngine
 from eyrie.engines.sglang import Sglang
 from eyrie.engines.vllm import Vllm, served_model
-from eyrie.serving import HOST, Server, fill_command, free_port, server_urls
+from eyrie.serving import HOST, Server, arriving_files, fill_command, free_port, server_urls
+from eyrie.states import command_values, default_layer_ids, served_layer_ids
 from eyrie.stopping import StopRequest, unless_stopped
+
+if TYPE_CHECKING:
+    from eyrie.engines.state_files import StateReader
+    from eyrie.target_weights import TargetWeights
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Wanted:
     dtype: str
     """The numbers that an in-process pass computes with."""
     states: HiddenStatesSettings
-    """Which states an in-process pass leaves; servers leave none."""
+    """Which states a pass leaves."""
     sampling: SamplingSettings
     context: int
     """Tokens of the longest prompt and its answer."""
@@ -46,6 +51,8 @@ class Wanted:
     """The folder where the servers' canaries are recorded, beside the answers."""
     server_log: Path
     """Where a server that is started here writes its log."""
+    arriving: Path
+    """The folder where a server that is started here leaves hidden states."""
 
 
 @contextmanager
@@ -62,8 +69,68 @@ def open_engine(settings: EngineSettings, wanted: Wanted, stop: StopRequest) -> 
         target = Target(wanted.path, wanted.dtype, wanted.states.layer_ids)
         yield InProcessEngine(target, settings, wanted.states.computed_dtype, stop)
         return
+    reader = None
+    if settings.capture == "answers":
+        reader = _state_reader(wanted, with_answer=True)
+    with _requesting(settings, wanted, stop, reader) as engine:
+        yield engine
+
+
+@contextmanager
+def open_capture(
+    settings: EngineSettings, wanted: Wanted, stop: StopRequest
+) -> Iterator[tuple[Capture, dict[str, Any]]]:
+    """What captures finished samples, and what it is; what was started for it ends with the block.
+
+    Raises BuildError where it can't be had or is not what was asked for.
+    """
+    if settings.capture == "in_process":
+        from eyrie.engines.in_process import InProcessEngine  # noqa: PLC0415 - see above
+        from eyrie.target import Target  # noqa: PLC0415
+
+        target = Target(wanted.path, wanted.dtype, wanted.states.layer_ids)
+        running = InProcessEngine(target, settings, wanted.states.computed_dtype, stop)
+        yield running, running.described()
+        return
+    from eyrie.engines.capturing import ServerCapture  # noqa: PLC0415
+
+    with _requesting(settings, wanted, stop, _state_reader(wanted, with_answer=False)) as engine:
+        head = _weights(wanted).head()
+        yield ServerCapture(engine, head, wanted.sampling.max_in_flight), engine.described()
+
+
+def _weights(wanted: Wanted) -> TargetWeights:
+    from eyrie.target_weights import TargetWeights  # noqa: PLC0415 - loads torch
+
+    return TargetWeights(wanted.path, wanted.target["files"])
+
+
+def _state_reader(wanted: Wanted, with_answer: bool) -> StateReader:
+    """Reads what the servers leave, with what of the target's weights that takes."""
+    from eyrie.engines.state_files import StateReader  # noqa: PLC0415 - loads torch
+    from eyrie.target import DTYPES, read_text_config  # noqa: PLC0415
+
+    weights, config = _weights(wanted), read_text_config(wanted.path)
+    layers = wanted.target["layers"]
+    layer_ids = wanted.states.layer_ids or default_layer_ids(layers)
+    return StateReader(
+        layer_ids=layer_ids,
+        served=served_layer_ids(layer_ids, layers),
+        dtype=DTYPES[wanted.states.computed_dtype],
+        embedding=weights.embedding(),
+        norm=weights.final_norm(),
+        epsilon=config.rms_norm_eps,
+        with_answer=with_answer,
+    )
+
+
+@contextmanager
+def _requesting(
+    settings: EngineSettings, wanted: Wanted, stop: StopRequest, reader: StateReader | None
+) -> Iterator[RequestingEngine]:
+    """The engine that asks servers, each of them proved to be the right one."""
     with _servers(settings, wanted, stop) as (urls, command, watch):
-        dialect = _dialect(settings, wanted, urls)
+        dialect = _dialect(settings, wanted, urls, reader)
         expected = Expected(
             kind=settings.kind,
             target=wanted.target,
@@ -109,21 +176,31 @@ def _servers(
             raise stop.stopped()
 
     port = free_port()
-    with Server(
-        fill_command(settings.command, model=wanted.path, host=HOST, port=port),
-        f"http://{HOST}:{port}",
-        log=wanted.server_log,
-        ready_timeout=settings.ready_timeout,
-        stop_grace=settings.stop_grace,
-        health_path=(Sglang if settings.kind == "sglang" else Vllm).health_path,
-        on_wait=leave_off_when_asked,
-        restarts=settings.restarts,
-    ) as server:
+    values: dict[str, object] = {"model": wanted.path, "host": HOST, "port": port}
+    files: AbstractContextManager[object] = nullcontext()
+    if settings.capture != "in_process":
+        values |= command_values(wanted.states, wanted.path, wanted.arriving)
+        files = arriving_files(wanted.arriving)
+    with (
+        files,
+        Server(
+            fill_command(settings.command, **values),
+            f"http://{HOST}:{port}",
+            log=wanted.server_log,
+            ready_timeout=settings.ready_timeout,
+            stop_grace=settings.stop_grace,
+            health_path=(Sglang if settings.kind == "sglang" else Vllm).health_path,
+            on_wait=leave_off_when_asked,
+            restarts=settings.restarts,
+        ) as server,
+    ):
         yield [server.url], settings.command, server.check
 
 
-def _dialect(settings: EngineSettings, wanted: Wanted, urls: list[str]) -> Dialect:
+def _dialect(
+    settings: EngineSettings, wanted: Wanted, urls: list[str], reader: StateReader | None
+) -> Dialect:
     rules = AnswerRules(wanted.target["vocab_size"], frozenset(wanted.target["eos_ids"]))
     if settings.kind == "sglang":
         return Sglang(rules)
-    return Vllm(served_model(urls[0], settings.served_model), rules)
+    return Vllm(served_model(urls[0], settings.served_model), rules, reader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -74,6 +75,7 @@ class Questions:
                 "  expected: an answer in token ids\n"
                 "  change: engine.kind, or a server of a version that gives them"
             ) from failure
+        dialect.discard(reply, time.monotonic() + self._timeout)
         return ids, reply
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, Any]:

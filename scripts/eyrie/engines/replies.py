@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from eyrie.config import SamplingSettings
 from eyrie.engines import FinishReason
+
+if TYPE_CHECKING:
+    from eyrie.store import States
 
 FINAL_KINDS = frozenset({"rejected"})
 """Kinds that no repetition mends; all others may pass."""
@@ -21,7 +24,8 @@ class Failure(Exception):
     Kinds: refused and reset (the connection), timeout, unavailable (busy or not ready), server_error,
     rejected (the request was called wrong), aborted (the answer was broken off), malformed_reply, and for a
     reply of the right form that can't be the answer: wrong_model, wrong_prompt, wrong_tokens, wrong_count,
-    wrong_finish.
+    wrong_finish. For the file of hidden states that a reply names: states_missing, states_unreadable,
+    states_short, states_of_other_tokens.
     """
 
     def __init__(self, kind: str, detail: str) -> None:
@@ -54,6 +58,19 @@ class Dialect(Protocol):
 
     def read(self, request: Request, reply: Mapping[str, Any]) -> tuple[list[int], FinishReason]:
         """The generated ids and why they end. Raises Failure where this can't be the answer."""
+        ...
+
+    def states(
+        self, request: Request, ids: Sequence[int], reply: Mapping[str, Any], deadline: float
+    ) -> States | None:
+        """The hidden states that the server has left of this request, by time.monotonic()'s deadline.
+
+        ids: the generated ones. None where none are wanted. Raises Failure, StoreError.
+        """
+        ...
+
+    def discard(self, reply: Mapping[str, Any], deadline: float) -> None:
+        """Remove what hidden states the server has left of a reply, by time.monotonic()'s deadline."""
         ...
 
 

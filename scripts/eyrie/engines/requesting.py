@@ -298,14 +298,13 @@ class _Run:
                 )
                 outcome: _Outcome
                 try:
-                    ids, reason = ask(
+                    outcome = ask(
                         session,
                         endpoint.url,
                         self.engine.dialect,
                         request,
                         self.engine.settings.request_timeout,
                     )
-                    outcome = Answered(task.key, ids, reason)
                 except Failure as failure:
                     if failure.kind in SERVER_KINDS:
                         self.endpoints.suspect(endpoint)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eyrie.engines import FinishReason, sampling_seed
@@ -38,6 +38,12 @@ class Sglang:
         if sampling.temperature > 0.0:
             parameters["sampling_seed"] = sampling_seed(request.key)
         return {"rid": request.name, "input_ids": list(request.ids), "sampling_params": parameters}
+
+    def states(self, request: Request, ids: Sequence[int], reply: Mapping[str, Any], deadline: float) -> None:
+        """None: its replies name no files of hidden states."""
+
+    def discard(self, reply: Mapping[str, Any], deadline: float) -> None:
+        """Nothing is left."""
 
     def read(self, request: Request, reply: Mapping[str, Any]) -> tuple[list[int], FinishReason]:
         """The reply's answer; one that was broken off comes with status 200, too. Raises Failure."""

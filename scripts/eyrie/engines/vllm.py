@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import requests
 
 from eyrie.engines import EngineError, FinishReason, sampling_seed
 from eyrie.engines.replies import AnswerRules, Failure, Request, field, shortly
 
+if TYPE_CHECKING:
+    from eyrie.engines.state_files import StateReader
+    from eyrie.store import States
+
 
 class Vllm:
-    """The requests and replies of a vLLM server that serves one model under a name."""
+    """The requests and replies of a vLLM server that serves one model under a name.
+
+    reader: reads the hidden states that the server leaves of each request; None where none are wanted.
+    """
 
     path = "/v1/completions"
     health_path = "/health"
 
-    def __init__(self, model: str, rules: AnswerRules) -> None:
+    def __init__(self, model: str, rules: AnswerRules, reader: StateReader | None = None) -> None:
         self._model = model
         self._rules = rules
+        self._reader = reader
 
     def body(self, request: Request) -> dict[str, Any]:
         """The request: what the recipe leaves open is set, too, as the model's files have other defaults."""
@@ -40,7 +50,35 @@ class Vllm:
         }
         if sampling.temperature > 0.0:
             body["seed"] = sampling_seed(request.key)
+        if self._reader is not None and self._reader.with_answer:
+            body["kv_transfer_params"] = {"include_output_tokens": True}
         return body
+
+    def states(
+        self, request: Request, ids: Sequence[int], reply: Mapping[str, Any], deadline: float
+    ) -> States | None:
+        """The states in the file that the reply names. Raises Failure, StoreError."""
+        if self._reader is None:
+            self.discard(reply, deadline)
+            return None
+        path = _file_of(reply)
+        if path is None:
+            raise Failure(
+                "states_missing",
+                "the reply names no file of hidden states; start the server with "
+                '--speculative-config \'{"method": "extract_hidden_states", ...}\'',
+            )
+        return self._reader.read(path, request.ids, ids, deadline)
+
+    def discard(self, reply: Mapping[str, Any], deadline: float) -> None:
+        """Remove the file that the reply names, once it is written; a server writes one for each request."""
+        path = _file_of(reply)
+        if path is None:
+            return
+        from eyrie.engines.state_files import taken  # noqa: PLC0415 - loads torch, which answering needs not
+
+        with suppress(Failure), taken(path, deadline):
+            pass
 
     def read(self, request: Request, reply: Mapping[str, Any]) -> tuple[list[int], FinishReason]:
         """The reply's answer. Raises Failure."""
@@ -59,6 +97,12 @@ class Vllm:
             field(reply, "usage", "completion_tokens"),
             request.sampling.max_new_tokens,
         )
+
+
+def _file_of(reply: Mapping[str, Any]) -> Path | None:
+    """The file of hidden states that a reply names."""
+    path = (reply.get("kv_transfer_params") or {}).get("hidden_states_path")
+    return None if path is None else Path(path)
 
 
 def served_model(url: str, expected: str | None) -> str:

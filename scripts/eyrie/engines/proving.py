@@ -1,0 +1,70 @@
+"""Makes the proof of which layer is which, by the model itself where it can be run here: see numbering.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from eyrie.engines.checks import check_against_reference
+from eyrie.engines.numbering import note_proof, proved
+from eyrie.engines.opening import Wanted
+from eyrie.states import default_layer_ids
+from eyrie.store import States, StateStore
+from eyrie.target import Target
+
+# Weights of 16 bits are twice as large in float32, and other jobs need memory, too.
+_MEMORY_OF_WEIGHTS = 4
+
+
+def prove_layers(
+    store: StateStore,
+    dataset: str,
+    engine: Mapping[str, Any],
+    wanted: Wanted,
+    sample: Callable[[], States],
+    target: Target | None = None,
+) -> None:
+    """See that the engine's layers are proved, and note that the dataset's states rest on it.
+
+    engine: its description. sample: captures one sample by it. target: the target where this process runs
+    it anyway. Raises StoreError where the layers are not what they are called.
+    """
+    facts = {
+        "engine": engine["engine"],
+        "version": engine.get("version") or version("transformers"),
+        "dtype": engine["dtype"],
+        "target_revision": wanted.target["revision"],
+        "layer_ids": wanted.states.layer_ids or default_layer_ids(wanted.target["layers"]),
+        "states_dtype": wanted.states.dtype,
+    }
+
+    def prove() -> dict[str, Any]:
+        states = sample()
+        if target is None and not fits(wanted.path):
+            # The sample has passed the anchors on its way: see state_files.py and capturing.py.
+            return {"proof": "anchors"}
+        model = target or Target(wanted.path, "float32", facts["layer_ids"])
+        difference = check_against_reference(model, whole_rows(states), dtype=facts["dtype"])
+        compared = f"all hidden states of transformers {version('transformers')} in {model.dtype_name()}"
+        return {"proof": "reference", "compared_with": compared, "difference": round(difference, 4)}
+
+    note_proof(store, dataset, proved(store, facts, prove))
+
+
+def whole_rows(states: States) -> States:
+    """Without the last token where a server's answering pass has left an empty row for it."""
+    if states.aux[-1].any() or states.last is None:
+        return states
+    return States(states.token_ids[:-1], states.aux[:-1], states.last[:-1])
+
+
+def fits(path: Path) -> bool:
+    """Whether a target can be loaded here, by its files' size and the memory that is free."""
+    needed = sum(file.stat().st_size for file in path.glob("*.safetensors")) * _MEMORY_OF_WEIGHTS
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return needed <= int(value.split()[0]) * 1024
+    return False
