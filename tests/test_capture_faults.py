@@ -239,12 +239,13 @@ def test_rows_of_any_other_place_are_found_out(rolled: int, data: st.DataObject)
 
 
 def test_training_refuses_an_empty_row_where_it_would_look_there() -> None:
-    row = Row("key", "row 1", "questions", "train", [*IDS, 3], [0, *([1] * 9)], True)
+    ids, mask = torch.tensor([*IDS, 3]), torch.tensor([False, *([True] * 9)])
+    row = Row("key", "row 1", "questions", "train", ids, mask, greedy=True, supervision="all")
     aux = torch.ones(10, 4)
     aux[-1] = 0
     with pytest.raises(StoreError, match="have no row for the last token"):
-        _check_last_row(row, States(row.token_ids, aux, aux))
-    _check_last_row(row, States(row.token_ids, torch.ones(10, 4), aux))
+        _check_last_row(row, States(ids.tolist(), aux, aux))
+    _check_last_row(row, States(ids.tolist(), torch.ones(10, 4), aux))
 
 
 # The job as a whole.
