@@ -191,6 +191,7 @@ def _choices(found: States, places: torch.Tensor, head: torch.Tensor) -> torch.T
     """The target's most likely token after each place."""
     from eyrie.engines.checks import next_tokens  # noqa: PLC0415 - see above
 
+    # Where the store keeps the distribution in the last state's place, it says which token was likeliest.
     if found.top is not None:
         return found.top.choices[places]
     assert found.last is not None
