@@ -78,7 +78,8 @@ def wait(reached: Callable[[], bool], seconds: float = 120.0) -> None:
 def test_two_processes_end_when_one_is_killed_and_go_on_when_run_again(
     build: TinyBuild, tmp_path: Path
 ) -> None:
-    again = arguments(build, tmp_path / "out", tmp_path / "store")
+    shorter = TinyBuild(build.folder, tiny_recipe(epochs=6, checkpoint_every=1))
+    again = arguments(shorter, tmp_path / "out", tmp_path / "store")
     with start(again, processes=2) as launcher:
         wait(lambda: state_of(tmp_path / "store") > 0 or launcher.poll() is not None)
         trainers = [
