@@ -20,6 +20,7 @@ from eyrie.recipes import (
     benchmark_files,
     capture_recipe,
     drafter_recipe,
+    pinned_vocabulary,
     prompts_settings,
     raw_files,
     report_recipe,
@@ -27,6 +28,8 @@ from eyrie.recipes import (
     selection_recipe,
     source_settings,
     tokenizing_recipe,
+    training_aside,
+    warm_start_files,
 )
 from eyrie.serving import server_urls
 
@@ -67,6 +70,7 @@ VOCABULARY = f"{BUILD}/drafter/vocabulary.json"
 CHECKPOINT_FOLDER = f"{BUILD}/drafter/checkpoint"
 CHECKPOINT = f"{CHECKPOINT_FOLDER}/model.safetensors"
 TRAINING = f"{CHECKPOINT_FOLDER}/training.json"
+TRAINING_LINES = f"{BUILD}/drafter/training.jsonl"
 EVALUATION = f"{BUILD}/drafter/evaluation.json"
 REPORT = f"{BUILD}/report.html"
 

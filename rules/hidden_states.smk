@@ -1,6 +1,7 @@
 """Tokenized samples to hidden states.
 
-Inputs:  tokenized_data.jsonl; the target's folder.
+Inputs:  tokenized_data.jsonl; the target's folder; where the likeliest tokens of the draft vocabulary are stored
+         (hidden_states.top_tokens) vocabulary.json, and so every dataset's tokens.
 Outputs: work/{target}/hidden_states/{dataset}/manifest.json, which names every sample's states in the store
          by key and digest. What the answering pass left there already is not computed again.
 """
@@ -10,6 +11,7 @@ rule capture_states:
     input:
         rows=TOKENIZED,
         target=TARGET,
+        vocabulary=VOCABULARY if CONFIG.hidden_states.top_tokens else [],
     output:
         manifest=MANIFEST,
     log:
@@ -22,4 +24,5 @@ rule capture_states:
     shell:
         "python scripts/capture_states.py --dataset {wildcards.dataset} --tokenized {input.rows:q}"
         " --target {input.target:q} --target-path {TARGET_PATH:q} --recipe {params.recipe:q}"
+        " --vocabulary {input.vocabulary:q} --disk-reserve {CONFIG.hidden_states.disk_reserve}"
         " --engine {ENGINE:q} --store {STORE:q} --out {output.manifest:q} --log {log:q}"

@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eyrie.budget import bytes_per_token, check_disk, shape_of
 from eyrie.chat import Chat, ChatError
 from eyrie.config import (
     EngineSettings,
@@ -42,6 +43,7 @@ from eyrie.gates import check_answers, check_samples
 from eyrie.journals import FoundRows, Journal, answers_folder, find_rows
 from eyrie.progress import AnsweringProgress
 from eyrie.provenance import manifest_header
+from eyrie.recipes import answers_recipe
 from eyrie.records import Ledger, content_key, read_json, write_json, write_jsonl
 from eyrie.states import states_recipe
 from eyrie.stopping import Stopped, StopRequest, end_with_snakemake
@@ -50,9 +52,6 @@ from eyrie.turns import Dialogue
 
 if TYPE_CHECKING:
     from eyrie.store import StateWriter
-
-# What becomes of an answer, or how many are asked at once, is no part of what it is.
-_NOT_IN_THE_KEY = {"keep_truncated", "drop_degenerate", "max_in_flight"}
 
 
 class AnsweringRecipe(Settings):
@@ -230,12 +229,25 @@ def make_missing(
             sampling = sampling.model_copy(update={"max_in_flight": at_once})
         # Looked up again now that nobody else can add to them.
         missing = answers.missing(prompts)
+        if states is not None:
+            check_states_fit(arguments.store, missing, wanted, arguments.dataset, log)
         engine = stack.enter_context(open_engine(settings, wanted, stop))
         answers.note_engine(engine.described())
         progress = AnsweringProgress(arguments.dataset, len(missing), log, _progress_path(arguments.log))
         answering = Answering(engine, journal, states, progress)
         answering.run(missing, sampling, follow)
         return answering.failed
+
+
+def check_states_fit(
+    store: Path, prompts: Sequence[Prompt], wanted: Wanted, dataset: str, log: logging.Logger
+) -> None:
+    """Refuse to begin where the states of the longest possible answers have no room. Raises DiskError."""
+    # As this pass leaves them: it comes before any vocabulary.
+    settings = wanted.states.model_copy(update={"top_tokens": None})
+    tokens = sum(len(ids) + wanted.sampling.max_new_tokens for _, ids in prompts)
+    each = bytes_per_token(settings, *shape_of(wanted.target, settings))
+    check_disk(store, tokens, each, settings.disk_reserve, f"tokens of {dataset} at most", log)
 
 
 def _progress_path(log: Path | None) -> Path | None:
@@ -313,12 +325,7 @@ def main() -> None:
     conversations = read_prompts(arguments.prompts, chat, longest, ledger, log)
     several_turns = any(len(one) > 1 for one in conversations)
     context = longest if several_turns else max((len(one.ids) for one in conversations), default=0)
-    asked = {
-        "version": recipe.version,
-        "target_revision": target["revision"],
-        "template_sha256": target["template_sha256"],
-        "sampling": recipe.sampling.model_dump(mode="json", exclude=_NOT_IN_THE_KEY),
-    }
+    asked = answers_recipe(target, recipe.version, recipe.sampling)
     answers = Answers(arguments.dataset, answers_folder(arguments.store, asked))
     wanted = Wanted(
         target=target,

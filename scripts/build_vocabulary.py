@@ -1,8 +1,9 @@
 """Choose the draft vocabulary: the tokens that the training rows supervise most often.
 
-Inputs: the datasets' tokenized rows and target.json. Output: vocabulary.json with the rising target ids and
-the share of supervised tokens they cover. Only rows of the train split choose; those of the validation
-split are counted for their coverage, and held-out rows are not looked at.
+Inputs: the datasets' tokenized rows and target.json, and an earlier vocabulary where one is pinned. Output:
+vocabulary.json with the rising target ids and the share of supervised tokens they cover. Only rows of the
+train split choose; those of the validation split are counted for their coverage, and held-out rows are not
+looked at.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from typing import Any
 import numpy as np
 
 from eyrie.console import run_command, start_log
-from eyrie.eagle3.vocabulary import choose_tokens, count_tokens, coverage
+from eyrie.eagle3.vocabulary import (
+    check_coverage,
+    choose_tokens,
+    count_tokens,
+    coverage,
+    pinned_tokens,
+)
 from eyrie.gates import GateError
 from eyrie.provenance import manifest_header
 from eyrie.records import read_json, read_jsonl, write_json
@@ -38,6 +45,8 @@ def main() -> None:
     parser.add_argument("--tokenized", type=Path, nargs="+", required=True, help="tokenized_data.jsonl files")
     parser.add_argument("--target", type=Path, required=True, help="target.json")
     parser.add_argument("--size", type=int, required=True, help="tokens of the draft vocabulary")
+    parser.add_argument("--pinned", type=Path, help="vocabulary.json or model.safetensors to take as it is")
+    parser.add_argument("--min-coverage", type=float, help="smallest share of validation tokens it must hold")
     parser.add_argument("--out", type=Path, required=True, help="vocabulary.json")
     parser.add_argument("--log", type=Path, help="log file")
     arguments = parser.parse_args()
@@ -52,12 +61,17 @@ def main() -> None:
             f"no supervised token in the train split of {len(arguments.tokenized)} files\n"
             "  expected answers to count\n  change: more samples, or split.validation and split.held_out"
         )
-    token_ids = choose_tokens(counts["train"], arguments.size)
+    if arguments.pinned is None:
+        token_ids = choose_tokens(counts["train"], arguments.size)
+    else:
+        token_ids = pinned_tokens(arguments.pinned, vocab_size, arguments.size)
     shares = {
         "train": coverage(train, token_ids),
         "validation": coverage(supervised.get("validation"), token_ids),
     }
-    parents = [*arguments.tokenized, arguments.target]
+    check_coverage(shares["validation"], arguments.min_coverage)
+    pinned = [] if arguments.pinned is None else [arguments.pinned]
+    parents = [*arguments.tokenized, arguments.target, *pinned]
     write_json(
         arguments.out,
         {
@@ -71,7 +85,8 @@ def main() -> None:
         },
     )
     log.info(
-        "chose %d of %d tokens by %d supervised ones (%d different), covering %s of train, %s of validation",
+        "%s %d of %d tokens by %d supervised ones (%d different), covering %s of train, %s of validation",
+        "chose" if arguments.pinned is None else "took the pinned",
         arguments.size,
         vocab_size,
         train.sum(),

@@ -3,6 +3,9 @@
 Inputs: tokenized_data.jsonl, target.json and the target's folder. Output: manifest.json, with every sample's
 key and digest. The states lie in the store; those that the answering pass left there are not made again, and
 the model is loaded only when some are missing.
+
+With hidden_states.top_tokens the target's distribution over the draft vocabulary is stored instead of its
+last state; what the answering pass left is then converted, which takes the target's head alone.
 """
 
 from __future__ import annotations
@@ -16,13 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eyrie.config import EngineSettings, HiddenStatesSettings, Settings, parse_settings
+from eyrie.budget import bytes_per_token, check_disk, shape_of
+from eyrie.config import ConfigError, EngineSettings, HiddenStatesSettings, Settings, parse_settings
 from eyrie.console import Progress, run_command, start_log
+from eyrie.eagle3.initialise import TargetWeights
+from eyrie.eagle3.vocabulary import read_vocabulary
+from eyrie.encoding import Encoded, decode
 from eyrie.gates import GateError
 from eyrie.provenance import manifest_header
 from eyrie.records import read_json, read_jsonl, write_json
 from eyrie.states import states_recipe
 from eyrie.store import StateRef, States, StateStore, StoreError
+from eyrie.top_tokens import Likeliest, vocabulary_digest
 
 if TYPE_CHECKING:
     from eyrie.target import Target
@@ -47,9 +55,13 @@ def capture_missing(
     recipe: CaptureRecipe,
     path: Path,
     engine: EngineSettings,
+    likeliest: Likeliest | None,
     log: logging.Logger,
 ) -> int:
-    """Capture the samples {key: row} that the store has no states of; returns how many."""
+    """Capture the samples {key: row} that the store has no states of; returns how many.
+
+    likeliest: makes the distributions that are stored in place of the last states.
+    """
     if len(states.find(samples)) == len(samples):
         return 0
     # The target's library takes seconds to load, and most runs find everything in the store.
@@ -62,15 +74,74 @@ def capture_missing(
         target = Target(path, recipe.dtype, recipe.hidden_states.layer_ids)
         progress = Progress(sum(map(len, missing)), "tokens", log)
         checked = False
-        for group in InProcessEngine(target, engine).capture(missing, recipe.hidden_states.dtype):
+        for group in InProcessEngine(target, engine).capture(missing, recipe.hidden_states.computed_dtype):
             if not checked:
                 check_capture(target, group[0], samples[states.key(group[0].token_ids)], log)
                 checked = True
-            writer.add(group)
+            writer.add(group if likeliest is None else [likeliest.shorten(one) for one in group])
             progress.advance(sum(len(sample.token_ids) for sample in group))
         tokens, seconds = sum(map(len, missing)), progress.close()
         log.info("captured %d tokens in %.1f s, %.0f tokens/s", tokens, seconds, tokens / seconds)
     return len(missing)
+
+
+def convert_found(
+    samples: Mapping[str, Mapping[str, Any]],
+    dataset: str,
+    left: StateStore,
+    states: StateStore,
+    likeliest: Likeliest,
+    group_size: int,
+    log: logging.Logger,
+) -> int:
+    """Store the samples {key: row} whose last states are in `left` with top tokens instead; returns how many.
+
+    The layers are taken over to the bit, and the target is not run.
+    """
+    with states.writer(dataset) as writer:
+        done = states.find(samples)
+        keys = [left.key(row["input_ids"]) for key, row in samples.items() if key not in done]
+        refs = sorted(left.find(keys).values(), key=lambda ref: (ref.shard, ref.start))
+        if not refs:
+            return 0
+        progress = Progress(sum(ref.tokens for ref in refs), "tokens converted", log)
+        for start in range(0, len(refs), group_size):
+            group = refs[start : start + group_size]
+            pairs = zip(group, left.read(group), strict=True)
+            writer.add_encoded([_converted(ref, stored, likeliest) for ref, stored in pairs])
+            progress.advance(sum(ref.tokens for ref in group))
+        progress.close()
+    return len(refs)
+
+
+def _converted(ref: StateRef, stored: Encoded, likeliest: Likeliest) -> Encoded:
+    if stored.digest() != ref.sha256:
+        raise StoreError(
+            f"{ref.shard}: sample {ref.key} is not what was stored: digest {stored.digest()}, expected "
+            f"{ref.sha256}\n  change: `python scripts/verify_store.py`, then run again"
+        )
+    last = decode(stored).last
+    assert last is not None
+    return stored.with_top(likeliest.of(last))
+
+
+def make_likeliest(
+    vocabulary: Path | None, k: int | None, target: Mapping[str, Any], path: Path
+) -> tuple[Likeliest | None, str | None]:
+    """What makes top tokens, and the digest of their vocabulary; nothing where none are wanted."""
+    if k is None:
+        return None, None
+    if vocabulary is None:
+        raise ConfigError("hidden_states.top_tokens needs a draft vocabulary: --vocabulary vocabulary.json")
+    token_ids = read_vocabulary(vocabulary, target["vocab_size"])
+
+    def head() -> torch.Tensor:
+        from eyrie.target import read_text_config  # noqa: PLC0415 - see above
+
+        tied = read_text_config(path).tie_word_embeddings
+        return TargetWeights(path, target["files"]).head(tied)
+
+    return Likeliest(head, token_ids, k), vocabulary_digest(token_ids)
 
 
 def check_capture(target: Target, captured: States, row: Mapping[str, Any], log: logging.Logger) -> None:
@@ -95,6 +166,7 @@ def check_capture(target: Target, captured: States, row: Mapping[str, Any], log:
 
 def agreement(target: Target, captured: States, loss_mask: Sequence[int]) -> float:
     """The share of supervised tokens that are the likeliest ones after the state before them."""
+    assert captured.last is not None
     predicted = target.logits(captured.last.float()[:-1]).argmax(dim=-1)
     tokens = torch.tensor(captured.token_ids[1:])
     supervised = torch.tensor(loss_mask[1:], dtype=torch.bool)
@@ -119,12 +191,28 @@ def main() -> None:
     recipe = parse_settings(CaptureRecipe, arguments.recipe)
     target = read_json(arguments.target)
     rows = list(read_jsonl(arguments.tokenized))
-    store_recipe = states_recipe(target, recipe.hidden_states, recipe.dtype)
+    settings, engine = recipe.hidden_states, parse_settings(EngineSettings, arguments.engine)
+    likeliest, vocabulary = make_likeliest(
+        arguments.vocabulary, settings.top_tokens, target, arguments.target_path
+    )
+    store_recipe = states_recipe(target, settings, recipe.dtype, vocabulary)
     states = StateStore(arguments.store, store_recipe)
     keys = [states.key(row["input_ids"]) for row in rows]
     samples = dict(zip(keys, rows, strict=True))
-    engine = parse_settings(EngineSettings, arguments.engine)
-    captured = capture_missing(samples, arguments.dataset, states, recipe, arguments.target_path, engine, log)
+    draft_vocab_size = None if likeliest is None else likeliest.draft_vocab_size
+    each = bytes_per_token(settings, *shape_of(target, settings), draft_vocab_size)
+    found = states.find(samples)
+    missing = sum(len(row["input_ids"]) for key, row in samples.items() if key not in found)
+    what = f"tokens of {arguments.dataset}"
+    check_disk(arguments.store, missing, each, arguments.disk_reserve, what, log)
+    converted = 0
+    if likeliest is not None and missing:
+        left = StateStore(arguments.store, states_recipe(target, settings, recipe.dtype))
+        size = engine.batch_size
+        converted = convert_found(samples, arguments.dataset, left, states, likeliest, size, log)
+    captured = capture_missing(
+        samples, arguments.dataset, states, recipe, arguments.target_path, engine, likeliest, log
+    )
     refs = states.find(samples)
     check_found(refs, samples)
     tokens = sum(len(row["input_ids"]) for row in rows)
@@ -134,15 +222,17 @@ def main() -> None:
         {
             **manifest_header(
                 "hidden_states",
-                recipe.model_dump(mode="json"),
-                [arguments.tokenized, arguments.target],
+                {**recipe.model_dump(mode="json"), "hidden_states": settings.as_recipe()},
+                [arguments.tokenized, arguments.target, *([arguments.vocabulary] if likeliest else [])],
                 ["torch", "transformers"],
             ),
             "dataset": arguments.dataset,
             "layer_ids": layer_ids,
             "hidden_size": target["hidden_size"],
             "width": len(layer_ids) * target["hidden_size"],
-            "dtype": recipe.hidden_states.dtype,
+            "dtype": settings.dtype,
+            **({"top_tokens": settings.top_tokens, "draft_vocabulary": vocabulary} if likeliest else {}),
+            "bytes_per_token": each,
             "samples": [
                 {"id": row["id"], "key": key, "tokens": refs[key].tokens, "sha256": refs[key].sha256}
                 for row, key in zip(rows, keys, strict=True)
@@ -151,8 +241,10 @@ def main() -> None:
         },
     )
     log.info(
-        "%s: %d samples of %d tokens, %d captured now, %d found in the store, %.1f s",
-        *(arguments.dataset, len(rows), tokens, captured, len(samples) - captured),
+        "%s: %d samples of %d tokens, %d captured now, %d converted, %d found in the store, %d bytes a "
+        "token, %.1f s",
+        *(arguments.dataset, len(rows), tokens, captured, converted),
+        *(len(samples) - captured - converted, each),
         time.monotonic() - start,
     )
 
@@ -163,9 +255,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokenized", type=Path, required=True, help="tokenized_data.jsonl")
     parser.add_argument("--target", type=Path, required=True, help="target.json")
     parser.add_argument("--target-path", type=Path, required=True, help="folder of the target")
+    parser.add_argument("--vocabulary", type=Path, nargs="?", help="vocabulary.json, for top tokens")
     parser.add_argument("--recipe", required=True, help="JSON: what the states depend on")
     parser.add_argument("--engine", required=True, help="JSON: threads and batches, which change no result")
     parser.add_argument("--store", type=Path, required=True, help="the store's folder")
+    parser.add_argument("--disk-reserve", type=int, default=0, help="bytes to leave free on its disk")
     parser.add_argument("--out", type=Path, required=True, help="manifest.json")
     parser.add_argument("--log", type=Path, help="also write the log to this file")
     return parser.parse_args()

@@ -212,8 +212,19 @@ def test_a_recipe_holds_what_changes_a_result_and_nothing_else(root: Path) -> No
     assert answering_recipe(base, "glaive") != answering_recipe(warmer, "glaive")
     assert answering_recipe(base, "swe_agent") == answering_recipe(warmer, "swe_agent")
     assert capture_recipe(base) == capture_recipe(warmer)
-    saved_more_often = changed(root, training__checkpoint_every=7)
-    assert drafter_recipe(base) == drafter_recipe(saved_more_often)
+    for key, value in (("checkpoint_every", 7), ("device", "cpu"), ("processes", 2), ("tensorboard", True)):
+        same = changed(root, **{f"training__{key}": value})
+        assert drafter_recipe(base) == drafter_recipe(same) and report_recipe(base) == report_recipe(same)
+    for key, value in (("micro_batch_tokens", 9), ("validate_every", 5), ("early_stop", 2), ("keep", "best")):
+        assert drafter_recipe(base) != drafter_recipe(changed(root, **{f"training__{key}": value})), key
+
+
+def test_newer_settings_leave_a_recipe_without_them_as_it_was(root: Path) -> None:
+    """A finished drafter must not be trained anew because there is one more key."""
+    recipe = json.loads(drafter_recipe(changed(root)))["training"]
+    newer = {"micro_batch_tokens", "validate_every", "early_stop", "keep", "warm_start", "device"}
+    assert not newer & recipe.keys()
+    assert {"epochs", "learning_rate", "seed", "initialise"} <= recipe.keys()
 
 
 @pytest.mark.parametrize(

@@ -120,9 +120,7 @@ def test_any_mask_gives_the_dense_loss(masks: list[list[int]], made: TrainingSet
 
 
 @settings(max_examples=10, deadline=None)
-@given(
-    made=st.sampled_from(CONVENTIONS), cut=st.integers(1, len(MASKS) - 1), seed=st.integers(0, 50)
-)
+@given(made=st.sampled_from(CONVENTIONS), cut=st.integers(1, len(MASKS) - 1), seed=st.integers(0, 50))
 def test_parts_of_a_batch_add_up_to_the_whole(made: TrainingSettings, cut: int, seed: int) -> None:
     head = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(7))
     drafter = random_drafter(seed, draft_vocabulary=VOCABULARY)

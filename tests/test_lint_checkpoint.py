@@ -54,7 +54,9 @@ def set_key(**changes: Any) -> Callable[[Tensors, Config], object]:
     return lambda tensors, config: config.update(changes)
 
 
-def set_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors, Config], object]:
+def set_tensor(
+    name: str, change: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[Tensors, Config], object]:
     return lambda tensors, config: tensors.__setitem__(name, change(tensors[name]).contiguous())
 
 

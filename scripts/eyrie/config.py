@@ -159,10 +159,18 @@ class HiddenStatesSettings(Settings):
 
     layer_ids: list[Annotated[int, Field(ge=0)]] | None = None
     """Indices into Hugging Face's hidden_states; null is [2, n//2, n-3] for n layers."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """How states are stored."""
+    dtype: Literal["float32", "bfloat16", "float16", "float8"] = "bfloat16"
+    """How states are stored. float8 is e4m3 with a scale for each token and layer, half of bfloat16; the last
+    state, where it is stored, is then bfloat16."""
+    top_tokens: Positive | None = None
+    """null: store the last state, from which training computes the target's distribution. A number: store
+    that distribution instead, cut to so many likeliest tokens of the draft vocabulary, with the mass of the
+    others; capturing then waits until every dataset is tokenized and the vocabulary is known."""
     max_tokens: Positive = 4096
     """A longer native conversation is skipped and counted as too_long."""
+    disk_reserve: Annotated[int, Field(ge=0)] = 1_000_000_000
+    """Bytes to leave free on the store's disk: a job whose states would not fit beside them never begins.
+    Changes no result."""
 
     @field_validator("layer_ids")
     @classmethod
@@ -170,6 +178,16 @@ class HiddenStatesSettings(Settings):
         if value is not None and (len(value) != 3 or value != sorted(set(value))):
             raise ValueError(f"expected three layer ids in rising order, saw {value}")
         return value
+
+    @property
+    def computed_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
+        """What the states are in memory before they are stored, and the last state in the store."""
+        return "bfloat16" if self.dtype == "float8" else self.dtype
+
+    def as_recipe(self) -> dict[str, Any]:
+        """What results depend on; a way of storing that is not used is left out, as if it were not there."""
+        unused = {"top_tokens"} if self.top_tokens is None else set()
+        return self.model_dump(mode="json", exclude={"disk_reserve", *unused})
 
 
 class SplitSettings(Settings):
@@ -194,6 +212,12 @@ class DrafterSettings(Settings):
 
     draft_vocab_size: Positive = 32000
     """How many of the target's tokens the drafter can propose; the most frequent supervised ones."""
+    vocabulary: Path | None = None
+    """A vocabulary.json or a checkpoint's folder whose tokens are taken as they are, in place of the most
+    frequent ones: what a warm start needs. null: chosen from the training rows."""
+    min_coverage: Share | None = 0.8
+    """Smallest share of the validation rows' supervised tokens that the draft vocabulary must hold: what it
+    lacks can never be accepted. null: not asked."""
     intermediate_size: Positive | None = None
     """Width of the MLP."""
     num_attention_heads: Positive | None = None
@@ -254,6 +278,27 @@ class TrainingSettings(Settings):
     """CPU threads; fixed, since the sums depend on it."""
     checkpoint_every: Positive = 200
     """Steps between resumable checkpoints."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What trains; auto: a CUDA device where there is one. Its kind changes the sums' last digits, so a run
+    that was begun on one kind is not gone on with on the other."""
+    processes: Positive = 1
+    """Processes that share each step, one a device; more than one are started by torchrun. The result is
+    the same but for the last digits of the sums."""
+    micro_batch_tokens: Positive | None = None
+    """Supervised positions computed at once, about: a step's gradients are added up part by part, which
+    takes less memory. null: a process computes all that it has of a step at once."""
+    validate_every: Positive | None = None
+    """Steps between validations, besides the one after each epoch; null: only those."""
+    keep: Literal["last", "best"] = "last"
+    """Which weights become the checkpoint: the last ones, or those of the validation with the longest
+    acceptance length. Both are in the store, so another choice trains nothing again."""
+    early_stop: Positive | None = None
+    """Epochs without a longer acceptance length after which training ends; null: all epochs are trained."""
+    warm_start: Path | None = None
+    """The folder of a checkpoint with the same shape, layers and draft vocabulary, whose weights training
+    starts from; `initialise` then counts for nothing. null: no such start."""
+    tensorboard: bool = False
+    """Also write TensorBoard's event files, beside the run in the store."""
     seed: int = 0
     """Order of the samples and random weights."""
 

@@ -8,11 +8,22 @@ keeps results leaves it alone.
 from __future__ import annotations
 
 import glob
+from collections.abc import Mapping
 from os.path import isfile
 from typing import Any
 
-from eyrie.config import Config, DatasetSettings, GateSettings, Settings, SourceSettings
+from eyrie.config import (
+    Config,
+    DatasetSettings,
+    GateSettings,
+    SamplingSettings,
+    Settings,
+    SourceSettings,
+)
 from eyrie.records import canonical_json
+
+# What becomes of an answer, or how many are asked at once, is no part of what it is.
+_NOT_OF_AN_ANSWER = {"keep_truncated", "drop_degenerate", "max_in_flight"}
 
 ANSWERING_VERSION = 1
 TOKENIZING_VERSION = 2
@@ -66,6 +77,16 @@ def answering_recipe(config: Config, name: str) -> str:
             "gates": _gates(dataset.gates, _GATES_OF_ANSWERS),
         }
     )
+
+
+def answers_recipe(target: Mapping[str, Any], version: int, sampling: SamplingSettings) -> dict[str, Any]:
+    """What an answer in the store depends on beside its prompt; `target` is what target.json holds."""
+    return {
+        "version": version,
+        "target_revision": target["revision"],
+        "template_sha256": target["template_sha256"],
+        "sampling": _plain(sampling, leave_out=_NOT_OF_AN_ANSWER),
+    }
 
 
 def requests_in_flight(config: Config) -> str:
@@ -124,26 +145,68 @@ def capture_recipe(config: Config) -> str:
         {
             "version": CAPTURE_VERSION,
             "dtype": config.target.dtype,
-            "hidden_states": _plain(config.hidden_states),
+            "hidden_states": config.hidden_states.as_recipe(),
         }
     )
+
+
+# What trains, and what is written on the way, changes no result; files count by their content, as inputs.
+_TRAINING_ASIDE = {"checkpoint_every", "device", "processes", "tensorboard"}
+_TRAINING_FILES = {"warm_start"}
+_OF_THE_VOCABULARY = {"vocabulary", "min_coverage"}
+# Newer keys: where one has its default the recipe is what it was before, and so is the trained drafter's key.
+_NEWER_TRAINING_KEYS = {
+    "micro_batch_tokens",
+    "validate_every",
+    "keep",
+    "early_stop",
+    "loss_normalisation",
+    "position_mask",
+}
 
 
 def drafter_recipe(config: Config) -> str:
     """What the drafter depends on beside its samples: shape and training, less how often it is saved."""
+    training = config.training
+    usual = {
+        key
+        for key in _NEWER_TRAINING_KEYS
+        if getattr(training, key) == type(training).model_fields[key].default
+    }
     return canonical_json(
         {
             "version": TRAINING_VERSION,
-            "drafter": _plain(config.drafter),
-            "training": _plain(config.training, leave_out={"checkpoint_every"}),
+            "drafter": _plain(config.drafter, leave_out=_OF_THE_VOCABULARY),
+            "training": _plain(training, leave_out=_TRAINING_ASIDE | _TRAINING_FILES | usual),
         }
     )
+
+
+def training_aside(config: Config) -> str:
+    """The training's settings that change no result."""
+    return canonical_json(config.training.model_dump(mode="json", include=_TRAINING_ASIDE))
+
+
+def pinned_vocabulary(config: Config) -> list[str]:
+    """The file that a pinned draft vocabulary is read from; none where it is chosen."""
+    pinned = config.drafter.vocabulary
+    if pinned is None:
+        return []
+    return [str(pinned if pinned.suffix == ".json" else pinned / "model.safetensors")]
+
+
+def warm_start_files(config: Config) -> list[str]:
+    """The files of the checkpoint that training starts from."""
+    folder = config.training.warm_start
+    return [] if folder is None else [str(folder / name) for name in ("config.json", "model.safetensors")]
 
 
 def result_settings(config: Config) -> dict[str, Any]:
     """The configuration without what changes no result: engine, folder, how often training is saved."""
     settings = config.model_dump(mode="json", exclude={"engine", "work"})
-    del settings["training"]["checkpoint_every"]
+    settings["hidden_states"] = config.hidden_states.as_recipe()
+    for key in _TRAINING_ASIDE:
+        del settings["training"][key]
     for sampling in settings["partitions"].values():
         del sampling["max_in_flight"]
     return settings

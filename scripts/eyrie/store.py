@@ -7,7 +7,6 @@ manifest stale. The answers' journals are in journals.py.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,50 +14,16 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from eyrie.encoding import NAMES, Encoded, States, TopTokens, decode, encode
 from eyrie.journals import Journal, StoreError, described_folder, read_journals
 from eyrie.records import atomic_write, canonical_json, content_key
 
-__all__ = ["StateRef", "StateStore", "StateWriter", "States", "StoreError", "TopTokens"]
+__all__ = ["Encoded", "StateRef", "StateStore", "StateWriter", "States", "StoreError", "TopTokens"]
 
-
-@dataclass(frozen=True)
-class TopTokens:
-    """The target's distribution over the draft vocabulary, cut to its k likeliest tokens.
-
-    ids: int32 [T, k], rows of the draft vocabulary (0..D-1), falling probability, ties by id. logs: float16
-    [T, k], log-probabilities, renormalised over the draft vocabulary. rest: float32 [T], probability mass of
-    the other D - k tokens (0 where k >= D). choices: int32 [T], the target's most likely token over its whole
-    vocabulary (target id).
-    """
-
-    ids: torch.Tensor
-    logs: torch.Tensor
-    rest: torch.Tensor
-    choices: torch.Tensor
-
-
-@dataclass(frozen=True)
-class States:
-    """The target's hidden states over one sample; exactly one of last and top is there.
-
-    token_ids: the sample's T tokens. aux: [T, layers * H], the captured layers side by side in the order of
-    the layer ids. last: [T, H], after the final norm, from which the target's distribution follows.
-    """
-
-    token_ids: list[int]
-    aux: torch.Tensor
-    last: torch.Tensor | None
-    top: TopTokens | None = None
-
-    def digest(self) -> str:
-        """SHA-256 over the tokens and both tensors' bytes: what a manifest vouches for."""
-        sha = hashlib.sha256(canonical_json(self.token_ids).encode())
-        for tensor in (self.aux, self.last):
-            sha.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
-        return sha.hexdigest()
+INDEXES = "index-*.jsonl"
 
 
 @dataclass(frozen=True)
@@ -90,7 +55,7 @@ class StateStore:
     def find(self, keys: Iterable[str]) -> dict[str, StateRef]:
         """The references of those keys whose shard is there; a shard that vanished counts as not captured."""
         shards = {path.name for path in self.folder.glob("*.safetensors")}
-        rows = read_journals(self.folder, keys, "index-*.jsonl", lambda row: row["shard"] in shards)
+        rows = read_journals(self.folder, keys, INDEXES, lambda row: row["shard"] in shards)
         return {key: StateRef(**row) for key, row in rows.items()}
 
     def writer(self, name: str) -> StateWriter:
@@ -98,28 +63,40 @@ class StateStore:
         return StateWriter(self, Journal(self.folder / f"index-{name}.jsonl"))
 
     def load(self, refs: Sequence[StateRef]) -> Iterator[States]:
-        """The states behind the references, in their order; one shard is open at a time."""
+        """The states behind the references, in their order, each with the digest of what is stored."""
+        for encoded in self.read(refs):
+            yield decode(encoded, encoded.digest())
+
+    def read(self, refs: Sequence[StateRef]) -> Iterator[Encoded]:
+        """What is stored under the references, in their order; one shard is open at a time.
+
+        Raises StoreError for a shard that can't be read, naming it and the sample.
+        """
         opened: tuple[str, Any] | None = None
         for ref in refs:
-            if opened is None or opened[0] != ref.shard:
-                opened = (ref.shard, _open_shard(self.folder / ref.shard))
-            rows = slice(ref.start, ref.start + ref.tokens)
-            handle = opened[1]
-            yield States(
-                token_ids=handle.get_slice("input_ids")[rows].tolist(),
-                aux=handle.get_slice("aux_hidden_states")[rows],
-                last=handle.get_slice("last_hidden_state")[rows],
-            )
+            path = self.folder / ref.shard
+            try:
+                if opened is None or opened[0] != ref.shard:
+                    opened = (ref.shard, safe_open(path, framework="pt"))
+                encoded = read_rows(opened[1], ref.start, ref.tokens)
+            except (SafetensorError, OSError, KeyError, ValueError) as error:
+                raise StoreError(
+                    f"{path}: sample {ref.key} cannot be read from this shard of hidden states: {error}\n"
+                    "  change: `python scripts/verify_store.py` sets damaged shards aside; the next run then "
+                    "captures their samples anew"
+                ) from error
+            yield encoded
 
 
-def _open_shard(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except Exception as error:
-        raise StoreError(
-            f"{path} cannot be read as a shard of hidden states: {error}. "
-            "Delete the file and run again: only its samples are captured anew."
-        ) from error
+def read_rows(handle: Any, start: int, tokens: int) -> Encoded:
+    """The sample in `tokens` rows of an open shard. Raises ValueError where there are fewer."""
+    rows = slice(start, start + tokens)
+    tensors = {name: handle.get_slice(name)[rows] for name in handle.keys()}  # noqa: SIM118 - no mapping
+    ids = tensors.pop("input_ids").tolist()
+    if not tensors.keys() <= set(NAMES) or {len(ids), *map(len, tensors.values())} != {tokens}:
+        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        raise ValueError(f"{len(ids)} token ids and tensors of {shapes}; expected {tokens} rows of each")
+    return Encoded(ids, tensors)
 
 
 class StateWriter:
@@ -139,7 +116,15 @@ class StateWriter:
         self._journal.__exit__(kind, error, trace)
 
     def add(self, samples: Sequence[States]) -> list[StateRef]:
-        """Write one shard of these samples and then its index rows; both are durable on return."""
+        """Write one shard of these samples as the store's recipe says, and then its index rows.
+
+        Both are durable on return. Raises StoreError for states that can't be stored so.
+        """
+        recipe = self.store.recipe
+        return self.add_encoded([encode(one, recipe["dtype"], len(recipe["layer_ids"])) for one in samples])
+
+    def add_encoded(self, samples: Sequence[Encoded]) -> list[StateRef]:
+        """The same for samples that are encoded already."""
         if not samples:
             return []
         digests = [sample.digest() for sample in samples]
@@ -147,18 +132,16 @@ class StateWriter:
         refs, start = [], 0
         for sample, digest in zip(samples, digests, strict=True):
             tokens = len(sample.token_ids)
-            if not (tokens == sample.aux.shape[0] == sample.last.shape[0]):
-                raise StoreError(
-                    f"a sample of {tokens} tokens came with {sample.aux.shape[0]} rows of layers and "
-                    f"{sample.last.shape[0]} of the last state; expected one row a token"
-                )
+            rows = {part: len(tensor) for part, tensor in sample.tensors.items()}
+            if {*rows.values()} != {tokens}:
+                raise StoreError(f"a sample of {tokens} tokens came with rows {rows}; expected one a token")
             refs.append(StateRef(self.store.key(sample.token_ids), name, start, tokens, digest))
             start += tokens
         tensors = {
-            "input_ids": torch.cat([torch.tensor(s.token_ids, dtype=torch.int32) for s in samples]),
-            "aux_hidden_states": torch.cat([s.aux for s in samples]).contiguous(),
-            "last_hidden_state": torch.cat([s.last for s in samples]).contiguous(),
+            part: torch.cat([sample.tensors[part] for sample in samples]).contiguous()
+            for part in samples[0].tensors
         }
+        tensors["input_ids"] = torch.cat([torch.tensor(s.token_ids, dtype=torch.int32) for s in samples])
         index = canonical_json([[ref.key, ref.start, ref.tokens, ref.sha256] for ref in refs])
         with atomic_write(self.store.folder / name) as file:
             file.write(

@@ -112,7 +112,9 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}; its errors are above")
+            raise RuntimeError(
+                f"{self._process.args} ended with {self._process.wait()}; its errors are above"
+            )
         return json.loads(line)
 
     def __enter__(self) -> Self:

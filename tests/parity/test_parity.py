@@ -1,4 +1,5 @@
-"""Ours, speculators 0.9.0 and the paper's plain loop: the same logits, losses and gradients from one sample."""
+"""Ours, speculators 0.9.0 and the paper's plain loop: the same logits, losses and gradients from one
+sample."""
 
 from __future__ import annotations
 
@@ -112,9 +113,7 @@ def entropy(made: Made, step: int) -> torch.Tensor:
     for sample in made.samples:
         assert sample.last is not None
         places = sample.candidates[sample.candidates > step]
-        target = target_distribution(
-            sample.last[places], made.target.head[made.drafter.t2d], torch.float32
-        )
+        target = target_distribution(sample.last[places], made.target.head[made.drafter.t2d], torch.float32)
         total, count = total - torch.xlogy(target, target).sum(), count + len(places)
     return total / count
 
@@ -156,7 +155,9 @@ def plain_logits(made: Made, drafter: Drafter) -> list[torch.Tensor]:
     with torch.no_grad():
         every = [made.plain(sample, drafter) for sample in made.samples]
     return [
-        torch.cat([steps[step].logits[: len(mask) - 1 - step] for steps, mask in zip(every, MASKS, strict=True)])
+        torch.cat(
+            [steps[step].logits[: len(mask) - 1 - step] for steps, mask in zip(every, MASKS, strict=True)]
+        )
         for step in range(STEPS)
     ]
 

@@ -63,9 +63,9 @@ def target_choices(last: torch.Tensor, head: torch.Tensor, rows: int = 512) -> I
     """
     pieces = [(start, piece.float()) for start, piece in _pieces(head, 8192)]
     for chunk in torch.split(last, rows):
-        states = chunk.float()
-        best = torch.full((len(states),), -torch.inf)
-        choice = torch.zeros(len(states), dtype=torch.int64)
+        states = chunk.to(head.device).float()
+        best = torch.full((len(states),), -torch.inf, device=head.device)
+        choice = torch.zeros(len(states), dtype=torch.int64, device=head.device)
         for start, weight in pieces:
             value, index = (states @ weight.t()).max(dim=-1)
             # Strictly greater: of equal logits the first one counts, as in argmax.

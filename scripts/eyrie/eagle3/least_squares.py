@@ -60,21 +60,22 @@ class _Positions:
 
 @torch.no_grad()
 def initialise_by_least_squares(
-    drafter: Drafter, samples: Sequence[Sample], head_rows: torch.Tensor, seed: int
+    drafter: Drafter,
+    samples: Sequence[Sample],
+    head_rows: torch.Tensor,
+    seed: int,
+    lengths: Sequence[int] | None = None,
 ) -> None:
     """Replace fc, attention and the down projection by what fits the samples.
 
     Call it after initialise_from_target, whose norm, head, gate and up projections stay. head_rows: [D, H],
-    the target head's rows of the draft vocabulary. Raises ConfigError for samples without last states.
+    the target head's rows of the draft vocabulary. lengths: the samples' tokens, where they are known without
+    reading a sample; each sample is then read once at most. Raises ConfigError for samples without last
+    states.
     """
-    if any(sample.last is None for sample in samples):
-        raise ConfigError(
-            "training.initialise: saw least_squares, which fits the target's last states, but the store holds its "
-            "top tokens instead; expected target_layer or random, or hidden_states.top_tokens: null"
-        )
     layer, width = drafter.midlayer, drafter.config.hidden_size
     generator = torch.Generator().manual_seed(seed)
-    positions = _gather(drafter, samples, generator)
+    positions = _gather(drafter, samples, generator, lengths)
 
     # The captured layers differ a thousandfold in size; a ridge must not favour the large ones.
     sizes = positions.aux.view(-1, len(drafter.config.layer_ids), width).square().mean((0, 2)).sqrt()
@@ -100,9 +101,16 @@ def initialise_by_least_squares(
     layer.mlp.down_proj.weight.copy_(positions.ridge(gated, wanted - hidden, _RIDGE_OF_MLP).t())
 
 
-def _gather(drafter: Drafter, samples: Sequence[Sample], generator: torch.Generator) -> _Positions:
+def _gather(
+    drafter: Drafter,
+    samples: Sequence[Sample],
+    generator: torch.Generator,
+    lengths: Sequence[int] | None = None,
+) -> _Positions:
     """All positions that have one before and one after them, or a random part of very many."""
-    counts = torch.tensor([len(sample.token_ids) - 1 for sample in samples])
+    if lengths is None:
+        lengths = [len(sample.token_ids) for sample in samples]
+    counts = torch.tensor([length - 1 for length in lengths])
     keep = torch.ones(int(counts.sum()), dtype=torch.bool)
     if len(keep) > _MOST_POSITIONS:
         keep[torch.randperm(len(keep), generator=generator)[_MOST_POSITIONS:]] = False
@@ -110,9 +118,17 @@ def _gather(drafter: Drafter, samples: Sequence[Sample], generator: torch.Genera
     scales = drafter.norm.weight
     norm = torch.where(scales.abs() < 1e-6, 1.0, scales)
     parts: list[list[torch.Tensor]] = [[] for _ in range(5)]
-    for sample, kept in zip(samples, torch.split(keep, counts.tolist()), strict=True):
+    for index, kept in enumerate(torch.split(keep, counts.tolist())):
+        if not kept.any():
+            continue
+        sample = samples[index]
+        if sample.last is None:
+            raise ConfigError(
+                "training.initialise: saw least_squares, which fits the target's last states, but the store "
+                "holds its top tokens instead; expected target_layer or random, or "
+                "hidden_states.top_tokens: null"
+            )
         place = 1 + kept.nonzero()[:, 0]
-        assert sample.last is not None
         following = torch.cat([sample.loss_mask[1:], sample.loss_mask[-1:]])[place]
         parts[0].append(sample.aux[place - 1].float())
         parts[1].append(drafter.embed(sample.token_ids[place]))

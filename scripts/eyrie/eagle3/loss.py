@@ -8,12 +8,14 @@ from typing import Any, Protocol
 import torch
 
 from eyrie.eagle3.batches import Batch
-from eyrie.eagle3.model import Drafter
+from eyrie.eagle3.figures import Figures
 from eyrie.eagle3.fused import Weight, product, rms_norm
+from eyrie.eagle3.model import Drafter
 from eyrie.eagle3.unroll import unroll
 from eyrie.store import TopTokens
 
-# Places whose logits are in memory at once, at the most: so many that their products are as fast as larger ones.
+# Places whose logits are in memory at once, at the most: so many that their products are as fast as larger
+# ones.
 PIECE = 512
 
 
@@ -118,7 +120,8 @@ class _TopPiece:
         else:
             rest = self._rest[rows]
             mass = mass + rest
-            # The sum over the others is taken without the k, not as a difference: that would round to nothing.
+            # The sum over the others is taken without the k, not as a difference: that would round to
+            # nothing.
             logits.scatter_(1, ids, -torch.inf)
             highest = logits.amax(dim=-1, keepdim=True)
             others = logits.sub_(highest).exp_().sum(dim=-1, keepdim=True)
@@ -151,6 +154,7 @@ class SoftCrossEntropy(torch.autograd.Function):
         places: list[torch.Tensor],
         scales: list[float],
         dtype: torch.dtype,
+        figures: Figures | None,
         *states: torch.Tensor,
     ) -> torch.Tensor:
         """weight: [D, H]. A list entry or `states` [R, H] for each step; places rise. A scalar."""
@@ -165,7 +169,8 @@ class SoftCrossEntropy(torch.autograd.Function):
         for start in range(0, len(goal), size):
             stop = min(start + size, len(goal))
             piece = goal.piece(start, stop)
-            for state, place, scale, grad_state in zip(states, places, scales, grad_states, strict=True):
+            parts = zip(states, places, scales, grad_states, strict=True)
+            for step, (state, place, scale, grad_state) in enumerate(parts):
                 rows = slice(*torch.searchsorted(place, place.new_tensor([start, stop])).tolist())
                 inputs = state[rows].to(dtype)
                 logits, buffer = (whole[: len(inputs)] for whole in buffers)
@@ -173,7 +178,11 @@ class SoftCrossEntropy(torch.autograd.Function):
                     torch.mm(inputs, cast.t(), out=logits)
                 else:
                     logits.copy_(inputs @ cast.t())
+                if figures is not None:
+                    figures.guess(step, logits, place[rows])
                 loss, gradient = piece.loss_and_gradient(logits, place[rows] - start, buffer)
+                if figures is not None:
+                    figures.lose(step, loss)
                 total += scale * loss
                 gradient = gradient.to(dtype)
                 grad_state[rows] = (gradient @ cast).float().mul_(scale)
@@ -190,7 +199,7 @@ class SoftCrossEntropy(torch.autograd.Function):
         grad_weight, *grad_states = ctx.saved_tensors
         outer = grad_outputs[0]
         grad_weight = None if grad_weight is None else grad_weight.mul_(outer)
-        return (grad_weight, None, None, None, None, *(grad.mul_(outer) for grad in grad_states))
+        return (grad_weight, *[None] * 5, *(grad.mul_(outer) for grad in grad_states))
 
 
 def step_divisors(batch: Batch, settings: LossSettings) -> list[float]:
@@ -210,12 +219,13 @@ def unrolled_loss(
     settings: LossSettings,
     dtype: torch.dtype,
     step_totals: Sequence[float] | None = None,
+    figures: Figures | None = None,
 ) -> torch.Tensor:
     """The training-time test's loss: the sum over steps of step_decay ** i times the step's mean loss.
 
     head_rows: [D, H], the target head's rows of the draft vocabulary. step_totals: the divisors of the global
-    batch that this one is a part of, so that the parts' losses and gradients add up to the whole's; None: this
-    batch is the whole. A step without a place adds nothing.
+    batch that this one is a part of, so that the parts' losses and gradients add up to the whole's; None:
+    this batch is the whole. figures: also count what the log tells. A step without a place adds nothing.
     """
     totals = step_divisors(batch, settings) if step_totals is None else step_totals
     states, places, scales = [], [], []
@@ -226,8 +236,10 @@ def unrolled_loss(
             states.append(rms_norm(chosen, drafter.norm.weight, drafter.norm.eps))
             places.append(place)
             scales.append(settings.step_decay**step / totals[step])
+    if figures is not None:
+        figures.begin(drafter, batch)
     return SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        drafter.lm_head.weight, _goal(batch, head_rows, dtype), places, scales, dtype, *states
+        drafter.lm_head.weight, _goal(batch, head_rows, dtype), places, scales, dtype, figures, *states
     )
 
 

@@ -1,57 +1,34 @@
-"""The training loop: a schedule known in advance, resumable to the bit, validated once an epoch."""
+"""The training loop: a schedule known in advance, resumable to the bit, validated once an epoch or more."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from eyrie.config import TrainingSettings
 from eyrie.console import Progress
-from eyrie.eagle3.batches import Batch, Sample, make_batch, plan_steps
+from eyrie.eagle3.figures import Figures
+from eyrie.eagle3.lessons import Lessons, Part
 from eyrie.eagle3.loss import unrolled_loss
 from eyrie.eagle3.model import Drafter
+from eyrie.eagle3.moving import moved
+from eyrie.eagle3.prefetch import prefetched
+from eyrie.eagle3.processes import ALONE, Processes
+from eyrie.eagle3.run_state import RunState, read_run, save_run
+from eyrie.eagle3.samples import StoredSamples
+from eyrie.eagle3.training_log import TrainingLog
 from eyrie.eagle3.validation import validate
 from eyrie.gates import GateError
-from eyrie.records import atomic_write, canonical_json
-from eyrie.store import StoreError
 from eyrie.target import DTYPES
 
 _FINAL_RATE = 0.02
-_CURVE_POINTS = 100
-STATE_FILE = "state.safetensors"
-
-
-@dataclass
-class RunState:
-    """How far a run is, and what it has measured; with the weights and moments, all that a resume needs.
-
-    The order of the samples follows from seed and epoch alone, so there is no generator to save.
-    """
-
-    step: int = 0
-    finished: bool = False
-    losses: list[float] = field(default_factory=list)
-    validation: list[dict[str, Any]] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def loss_curve(self) -> list[dict[str, float]]:
-        """Mean losses of up to _CURVE_POINTS equal stretches, each with its last step."""
-        size = max(1, math.ceil(len(self.losses) / _CURVE_POINTS))
-        starts = range(0, len(self.losses), size)
-        stretches = [self.losses[start : start + size] for start in starts]
-        return [
-            {"step": start + len(losses), "loss": sum(losses) / len(losses)}
-            for start, losses in zip(starts, stretches, strict=True)
-        ]
 
 
 def learning_rate(step: int, total: int, settings: TrainingSettings) -> float:
@@ -63,90 +40,15 @@ def learning_rate(step: int, total: int, settings: TrainingSettings) -> float:
     return peak * (_FINAL_RATE + (1 - _FINAL_RATE) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def read_run(folder: Path, drafter: Drafter, optimiser: torch.optim.Optimizer | None) -> RunState:
-    """The run saved in the folder, its weights put into the drafter; a new one where there is none.
-
-    optimiser: takes the moments of an unfinished run. Raises StoreError for a file that can't be read.
-    """
-    path = folder / STATE_FILE
-    if not path.exists():
-        return RunState()
-    try:
-        with safe_open(path, framework="pt") as handle:
-            state = RunState(**json.loads(handle.metadata()["run"]))
-            for name, parameter in drafter.named_parameters():
-                parameter.data.copy_(handle.get_tensor(name))
-                if optimiser is not None and not state.finished:
-                    optimiser.state[parameter] = {
-                        "step": torch.tensor(float(state.step)),
-                        "exp_avg": handle.get_tensor(f"exp_avg.{name}").clone(),
-                        "exp_avg_sq": handle.get_tensor(f"exp_avg_sq.{name}").clone(),
-                    }
-    except (SafetensorError, KeyError, TypeError, RuntimeError, OSError, ValueError) as error:
-        raise StoreError(
-            f"{path} is not the state of this training: {error}. Delete it and run again to start afresh."
-        ) from error
-    return state
-
-
-def _save_run(folder: Path, drafter: Drafter, optimiser: torch.optim.Optimizer, state: RunState) -> None:
-    tensors = {}
-    for name, parameter in drafter.named_parameters():
-        tensors[name] = parameter.data
-        if not state.finished:
-            for moment in ("exp_avg", "exp_avg_sq"):
-                tensors[f"{moment}.{name}"] = optimiser.state[parameter][moment]
-    with atomic_write(folder / STATE_FILE) as file:
-        file.write(save(tensors, metadata={"run": canonical_json(asdict(state))}))
-
-
-@dataclass(frozen=True)
-class Lessons:
-    """The training samples that have something to teach, and every step's share of them.
-
-    places: the supervised places of each sample. steps: epoch (from 1) and sample indices, step by step.
-    """
-
-    samples: Sequence[Sample]
-    places: Sequence[torch.Tensor]
-    steps: Sequence[tuple[int, list[int]]]
-
-    @classmethod
-    def plan(cls, samples: Sequence[Sample], t2d: torch.Tensor, settings: TrainingSettings) -> Lessons:
-        """The whole course, known in advance. Raises GateError where there is nothing to learn."""
-        pairs = [(sample, sample.supervised(t2d, settings.position_mask)) for sample in samples]
-        pairs = [(sample, place) for sample, place in pairs if len(place)]
-        if not pairs:
-            raise GateError(
-                f"none of the {len(samples)} training rows has a supervised token that the drafter can "
-                "propose\n  change: drafter.draft_vocab_size, or look at the loss masks of the rows"
-            )
-        epochs = plan_steps([len(place) for _, place in pairs], settings)
-        steps = [(number, step) for number, epoch in enumerate(epochs, start=1) for step in epoch]
-        return cls([sample for sample, _ in pairs], [place for _, place in pairs], steps)
-
-    def batch(self, step: int, ttt_steps: int) -> Batch:
-        """The batch of a step."""
-        indices = self.steps[step][1]
-        return make_batch([self.samples[i] for i in indices], [self.places[i] for i in indices], ttt_steps)
-
-    def ends_epoch(self, step: int) -> bool:
-        """Whether the step is the last one of its epoch."""
-        return step + 1 == len(self.steps) or self.steps[step][0] != self.steps[step + 1][0]
-
-    def places_from(self, step: int) -> int:
-        """How many supervised places the steps from this one on visit."""
-        return sum(len(self.places[i]) for _, indices in self.steps[step:] for i in indices)
-
-
 def train(
     drafter: Drafter,
     head_rows: torch.Tensor,
-    train_samples: Sequence[Sample],
-    validation_samples: Sequence[Sample],
+    train_samples: StoredSamples,
+    validation_samples: StoredSamples,
     settings: TrainingSettings,
     folder: Path,
     log: logging.Logger,
+    processes: Processes = ALONE,
     after_step: Callable[[int], None] | None = None,
 ) -> RunState:
     """Train the drafter, going on from what the folder holds; returns the finished run.
@@ -155,65 +57,157 @@ def train(
     the store. after_step: called with the number of steps done, after each of them. Raises GateError where
     there is nothing to learn, or the loss is no longer a number.
     """
-    lessons = Lessons.plan(train_samples, drafter.t2d, settings)
-    total = len(lessons.steps)
+    lessons = Lessons.plan(train_samples, drafter.t2d.cpu(), settings, processes)
     optimiser = torch.optim.AdamW(
         drafter.parameters(), betas=settings.betas, weight_decay=settings.weight_decay, fused=True
     )
     state = read_run(folder, drafter, optimiser)
-    state.counts = {
-        "train_rows": len(train_samples),
-        "train_rows_without_supervision": len(train_samples) - len(lessons.samples),
-        "train_candidates": sum(len(sample.candidates) for sample in train_samples),
-        "train_places": sum(len(place) for place in lessons.places),
-        "validation_rows": len(validation_samples),
-        "epochs": settings.epochs,
-        "steps": total,
-    }
+    # The first weights were fitted by the first process alone.
+    processes.copy_first(parameter.data for parameter in drafter.parameters())
+    state.counts = _counts(train_samples, validation_samples, lessons)
+    if processes.count not in state.processes:
+        state.processes = [*state.processes, processes.count]
     if state.step:
-        log.info("going on after step %d of %d", state.step, total)
-    progress = Progress(lessons.places_from(state.step), "tokens", log)
-    for step in range(state.step, total):
-        batch = lessons.batch(step, settings.ttt_steps)
-        rate = learning_rate(step, total, settings)
-        state.losses.append(_optimise(drafter, optimiser, batch, head_rows, rate, settings))
-        state.step = step + 1
-        if not math.isfinite(state.losses[-1]):
-            raise GateError(
-                f"the loss is {state.losses[-1]} at step {state.step}; expected a number\n"
-                "  change: a lower training.learning_rate or training.clip_norm"
-            )
-        progress.advance(len(batch.choices), f"step {state.step} of {total}, loss {state.losses[-1]:.3f}")
-        if lessons.ends_epoch(step) and validation_samples:
-            figures = validate(drafter, validation_samples, settings.ttt_steps)
-            state.validation.append({"step": state.step, "epoch": lessons.steps[step][0], **figures})
-            log.info(_in_words(state.validation[-1]))
-        state.finished = state.step == total
-        if state.finished or state.step % settings.checkpoint_every == 0:
-            _save_run(folder, drafter, optimiser, state)
-        if after_step is not None:
-            after_step(state.step)
-    progress.close()
+        log.info("going on after step %d of %d", state.step, len(lessons.steps))
+    loop = _Loop(drafter, head_rows, lessons, optimiser, validation_samples, state, log)
+    record = TrainingLog(folder, state, settings.tensorboard) if processes.first else nullcontext()
+    with record as lines, prefetched(lessons.work_from(state.step)) as work:
+        loop.run(folder, work, lines, after_step)
     return state
 
 
-def _optimise(
-    drafter: Drafter,
-    optimiser: torch.optim.Optimizer,
-    batch: Batch,
-    head_rows: torch.Tensor,
-    rate: float,
-    settings: TrainingSettings,
-) -> float:
-    """One step on a batch; returns its loss."""
-    for group in optimiser.param_groups:
-        group["lr"] = rate
-    loss = unrolled_loss(drafter, batch, head_rows, settings, DTYPES[settings.dtype])
-    torch.autograd.backward(loss)
-    torch.nn.utils.clip_grad_norm_(drafter.parameters(), settings.clip_norm)
-    optimiser.step()
-    optimiser.zero_grad()
-    return float(loss.detach())
+def _counts(train: StoredSamples, validation: StoredSamples, lessons: Lessons) -> dict[str, int]:
+    return {
+        "train_rows": len(train),
+        "train_rows_without_supervision": sum(count == 0 for count in lessons.places),
+        "train_candidates": sum(len(train.bare(index).candidates) for index in range(len(train))),
+        "train_places": sum(lessons.places),
+        "validation_rows": len(validation),
+        "epochs": lessons.settings.epochs,
+        "steps": len(lessons.steps),
+    }
+
+
+@dataclass
+class _Loop:
+    """A run on its way. `state` is all that changes, besides the weights and moments."""
+
+    drafter: Drafter
+    head_rows: torch.Tensor
+    lessons: Lessons
+    optimiser: torch.optim.Optimizer
+    validation_samples: StoredSamples
+    state: RunState
+    log: logging.Logger
+
+    def run(
+        self,
+        folder: Path,
+        work: Iterator[Part],
+        lines: TrainingLog | None,
+        after_step: Callable[[int], None] | None,
+    ) -> None:
+        """All steps that are left. lines: of the process that writes; the others have none."""
+        state, lessons, total = self.state, self.lessons, len(self.lessons.steps)
+        left = sum(lessons.places_of(step) for step in range(state.step, total))
+        progress = Progress(left, "tokens", self.log)
+        for step in range(state.step, total):
+            line = self._step(step, work)
+            self._check_finite(line["loss"])
+            progress.advance(line["tokens"], f"step {state.step} of {total}, loss {line['loss']:.3f}")
+            if lines is not None:
+                lines.add_step(line)
+            early = self._validate(step, lines)
+            state.finished = early or state.step == total
+            if lines is not None and (state.finished or state.step % lessons.settings.checkpoint_every == 0):
+                lines.sync()
+                save_run(folder, self.drafter, self.optimiser, state)
+            if after_step is not None:
+                after_step(state.step)
+            if state.finished:
+                break
+        progress.close()
+
+    def _step(self, step: int, work: Iterator[Part]) -> dict[str, Any]:
+        """One step over this process's parts, and what the log tells of it."""
+        settings, processes, parameters = self.lessons.settings, self.lessons.processes, self._parameters()
+        rate = learning_rate(step, len(self.lessons.steps), settings)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        device = self.head_rows.device
+        loss = torch.zeros((), dtype=torch.float64, device=device)
+        figures = Figures(settings.ttt_steps, device)
+        for _ in self.lessons.parts(step):
+            part = next(work)
+            part_loss = unrolled_loss(
+                self.drafter,
+                moved(part.batch, device),
+                self.head_rows,
+                settings,
+                DTYPES[settings.dtype],
+                step_totals=part.totals,
+                figures=figures,
+            )
+            torch.autograd.backward(part_loss)
+            loss += part_loss.detach()
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        processes.add_up([parameter.grad for parameter in parameters if parameter.grad is not None])
+        processes.add_up([loss, figures.sums])
+        norm = torch.nn.utils.clip_grad_norm_(parameters, settings.clip_norm)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        self.state.losses.append(float(loss))
+        self.state.step = step + 1
+        return {
+            "step": step + 1,
+            "epoch": self.lessons.steps[step][0],
+            "loss": float(loss),
+            **_by_step(figures.sums),
+            "learning_rate": rate,
+            "gradient_norm": float(norm),
+            "tokens": self.lessons.places_of(step),
+        }
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return list(self.drafter.parameters())
+
+    def _check_finite(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise GateError(
+                f"the loss is {loss} at step {self.state.step}; expected a number\n"
+                "  change: a lower training.learning_rate or training.clip_norm"
+            )
+
+    def _validate(self, step: int, lines: TrainingLog | None) -> bool:
+        """Validate where it is time to; returns whether training.early_stop ends the run here."""
+        settings, ends = self.lessons.settings, self.lessons.ends_epoch(step)
+        due = settings.validate_every is not None and (step + 1) % settings.validate_every == 0
+        if not (ends or due) or not self.validation_samples:
+            return False
+        point = None
+        if lines is not None:
+            figures = validate(self.drafter, self.validation_samples, settings.ttt_steps)
+            point = {"step": self.state.step, "epoch": self.lessons.steps[step][0], **figures}
+            lines.add_validation(point)
+        point = self.lessons.processes.agree(point)
+        assert point is not None
+        self.state.add_validation(point, self.drafter)
+        self.log.info(_in_words(point))
+        return ends and self.state.ends_early(settings)
+
+
+def _by_step(figures: torch.Tensor) -> dict[str, list[float | None]]:
+    """Mean cross-entropy and share of right guesses, unrolled step by step; None for a step without a place.
+
+    figures: [steps, 3], sums of cross-entropies, right guesses and places.
+    """
+    rows = figures.tolist()
+    return {
+        name: [round(row[column] / row[2], 6) if row[2] else None for row in rows]
+        for name, column in (("loss_by_step", 0), ("right_by_step", 1))
+    }
 
 
 def _in_words(point: dict[str, Any]) -> str:

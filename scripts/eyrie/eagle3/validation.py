@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from eyrie.eagle3.batches import Sample, lay_out, make_batch
 from eyrie.eagle3.model import Drafter
+from eyrie.eagle3.moving import moved
 from eyrie.eagle3.unroll import Unroll, unroll
 
 MOST_ROWS = 40
 DRAFT_TOKENS = 3
+# What is computed, and in memory, at once: so many rows, fewer where they are long.
 _ROWS_AT_ONCE = 8
+_TOKENS_AT_ONCE = 1 << 14
 
 
 @torch.inference_mode()
@@ -32,8 +35,9 @@ def validate(drafter: Drafter, samples: Sequence[Sample], steps: int) -> dict[st
 
 def _teacher_forced(drafter: Drafter, samples: Sequence[Sample], steps: int) -> list[float | None]:
     hits, totals = [0] * steps, [0] * steps
-    for group in _groups([sample for sample in samples if len(sample.candidates)]):
+    for group in _groups(sample for sample in samples if len(sample.candidates)):
         batch = make_batch(group, [sample.candidates for sample in group], steps)
+        batch = moved(batch, drafter.embedding.device)
         for step, hidden in enumerate(unroll(drafter, batch.layout)):
             guesses = _guess(drafter, hidden[batch.step_queries[step]])
             hits[step] += int((guesses == batch.choices[batch.step_places[step]]).sum())
@@ -45,9 +49,18 @@ def _guess(drafter: Drafter, hidden: torch.Tensor) -> torch.Tensor:
     return drafter.to_target_ids(drafter.draft_logits(hidden).argmax(dim=-1))
 
 
-def _groups(samples: Sequence[Sample]) -> Iterator[list[Sample]]:
-    for start in range(0, len(samples), _ROWS_AT_ONCE):
-        yield list(samples[start : start + _ROWS_AT_ONCE])
+def _groups(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
+    group: list[Sample] = []
+    tokens = 0
+    for sample in samples:
+        length = len(sample.token_ids)
+        if group and (len(group) == _ROWS_AT_ONCE or tokens + length > _TOKENS_AT_ONCE):
+            yield group
+            group, tokens = [], 0
+        group.append(sample)
+        tokens += length
+    if group:
+        yield group
 
 
 @torch.inference_mode()
@@ -94,19 +107,20 @@ def _accepted_counts(
     drafter: Drafter, pairs: Sequence[tuple[Sample, torch.Tensor]], draft_tokens: int
 ) -> list[torch.Tensor]:
     """For each sample, how many drafted tokens are accepted from each of its cycle starts."""
-    layout = lay_out([sample for sample, _ in pairs], [start for _, start in pairs], 1)
+    device = drafter.embedding.device
+    layout = moved(lay_out([sample for sample, _ in pairs], [start for _, start in pairs], 1), device)
     run = Unroll(drafter, layout)
     hidden = run.first(run.embed(layout.chain_tokens)[layout.chain_rows[0]])
-    alive = torch.ones(len(hidden), dtype=torch.bool)
-    counts = torch.zeros(len(hidden), dtype=torch.int64)
+    alive = torch.ones(len(hidden), dtype=torch.bool, device=device)
+    counts = torch.zeros(len(hidden), dtype=torch.int64, device=device)
     for step in range(draft_tokens):
         guesses = _guess(drafter, hidden)
         own = torch.cat([sample.token_ids[start + 2 + step] for sample, start in pairs])
-        alive &= guesses == own
+        alive &= guesses == own.to(device)
         counts += alive
         if step + 1 < draft_tokens:
             hidden = run.next(hidden, run.embed(guesses))
-    return list(torch.split(counts, layout.query_counts))
+    return list(torch.split(counts.cpu(), layout.query_counts))
 
 
 def _cycles(starts: Sequence[int], accepted: Sequence[int]) -> Iterator[int]:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eyrie.config import ConfigError
+from eyrie.config import ConfigError, config_line
+from eyrie.gates import GateError
 from eyrie.records import RecordError, read_json
 
 Counts = npt.NDArray[np.int64]
@@ -70,6 +71,51 @@ def coverage(counts: Counts | None, token_ids: Counts) -> float | None:
     return int(counts[token_ids].sum()) / total if counts is not None and total else None
 
 
+def check_coverage(share: float | None, least: float | None) -> None:
+    """Stop the build where the vocabulary holds too small a share of the validation rows' supervised tokens.
+
+    share: None where there is no such token. least: None asks for nothing. Raises GateError.
+    """
+    if share is None or least is None or share >= least:
+        return
+    raise GateError(
+        f"the draft vocabulary holds {share:.1%} of the supervised tokens of the validation rows\n"
+        f"  expected: at least {least:.1%}; a token it lacks is never accepted\n"
+        f"  change: a larger {config_line(['drafter', 'draft_vocab_size'])}, more samples, a vocabulary "
+        f"that was chosen for these rows, or {config_line(['drafter', 'min_coverage'])}"
+    )
+
+
+def pinned_tokens(path: Path, vocab_size: int, size: int) -> Counts:
+    """The draft tokens of a vocabulary.json, or of a checkpoint's model.safetensors, as they are.
+
+    Raises ConfigError where they are not `size` tokens, and RecordError where they are not rising ids of the
+    target.
+    """
+    ids = _checkpoint_tokens(path, vocab_size) if path.suffix == ".safetensors" else None
+    tokens = read_vocabulary(path, vocab_size) if ids is None else ids
+    if len(tokens) != size:
+        raise ConfigError(
+            f"drafter.vocabulary: {path} holds {len(tokens)} tokens, but drafter.draft_vocab_size is {size}. "
+            f"Set drafter.draft_vocab_size: {len(tokens)}"
+        )
+    return np.asarray(tokens, dtype=np.int64)
+
+
+def _checkpoint_tokens(path: Path, vocab_size: int) -> list[int]:
+    # A checkpoint's floats are bfloat16, which numpy does not know: only the one tensor is read.
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - only a pinned vocabulary needs it
+
+    try:
+        with safe_open(path, framework="np") as file:
+            d2t, t2d = file.get_tensor("d2t"), file.get_tensor("t2d")
+    except (SafetensorError, OSError) as error:
+        raise RecordError(f"{path}: expected a drafter with the maps d2t and t2d, but: {error}") from error
+    if len(t2d) != vocab_size:
+        raise RecordError(f"{path}: a drafter for {len(t2d)} tokens, but the target has {vocab_size}")
+    return _checked_ids(d2t + np.arange(len(d2t)), vocab_size, path)
+
+
 def read_vocabulary(path: Path, vocab_size: int) -> list[int]:
     """The token ids of a vocabulary.json. Raises RecordError where they are not rising ids of the target."""
     data = read_json(path)
@@ -78,6 +124,10 @@ def read_vocabulary(path: Path, vocab_size: int) -> list[int]:
         raise RecordError(
             f"{path}: made for {data['vocab_size']} tokens, but the target has {vocab_size}. Build it anew."
         )
+    return _checked_ids(ids, vocab_size, path)
+
+
+def _checked_ids(ids: Counts, vocab_size: int, path: Path) -> list[int]:
     if not len(ids) or ids[0] < 0 or ids[-1] >= vocab_size or (np.diff(ids) <= 0).any():
         raise RecordError(
             f"{path}: expected token_ids to be rising, different ids below {vocab_size}. Build it anew."

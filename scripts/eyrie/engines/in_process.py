@@ -193,6 +193,7 @@ def check_against_reference(target: Target, states: States) -> float:
     ids = torch.tensor([states.token_ids])
     reference = target.model.get_decoder()(input_ids=ids, output_hidden_states=True).hidden_states
     expected = torch.stack([reference[layer][0] for layer in (*target.layer_ids, -1)], dim=1).float()
+    assert states.last is not None  # as the target left them
     seen = torch.cat([states.aux, states.last], dim=-1).view_as(expected).float()
     difference = ((seen - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
     limit = _REFERENCE_LIMITS[target.model.dtype]

@@ -60,7 +60,7 @@ def open_engine(settings: EngineSettings, wanted: Wanted, stop: StopRequest) -> 
         from eyrie.target import Target  # noqa: PLC0415
 
         target = Target(wanted.path, wanted.dtype, wanted.states.layer_ids)
-        yield InProcessEngine(target, settings, wanted.states.dtype, stop)
+        yield InProcessEngine(target, settings, wanted.states.computed_dtype, stop)
         return
     with _servers(settings, wanted, stop) as (urls, command, watch):
         dialect = _dialect(settings, wanted, urls)

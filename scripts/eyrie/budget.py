@@ -1,0 +1,78 @@
+"""What hidden states take on the disk, computed before any are made."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from eyrie.config import HiddenStatesSettings
+from eyrie.errors import BuildError
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
+_ID, _SCALE, _LOG, _MASS = 4, 4, 2, 4
+
+
+class DiskError(BuildError):
+    """The disk is too small for what is about to be written; the message has both numbers."""
+
+
+def bytes_per_token(
+    settings: HiddenStatesSettings, hidden_size: int, layers: int = 3, draft_vocab_size: int | None = None
+) -> int:
+    """Bytes that one token takes in a shard: its id, its layers, and its last state or top tokens.
+
+    A shard's header, about 100 bytes a sample, is not counted. draft_vocab_size: of the vocabulary whose
+    likeliest tokens are kept; it may be smaller than their number.
+    """
+    size = _BYTES[settings.dtype]
+    layer_bytes = hidden_size * size + (_SCALE if settings.dtype == "float8" else 0)
+    if settings.top_tokens is None:
+        target = hidden_size * _BYTES[settings.computed_dtype]
+    else:
+        kept = min(settings.top_tokens, draft_vocab_size or settings.top_tokens)
+        target = kept * (_ID + _LOG) + _MASS + _ID
+    return _ID + layers * layer_bytes + target
+
+
+def shape_of(target: Mapping[str, Any], settings: HiddenStatesSettings) -> tuple[int, int]:
+    """Hidden size and number of captured layers of a target, by what target.json holds."""
+    return target["hidden_size"], len(settings.layer_ids or target["layer_ids_default"])
+
+
+def check_disk(store: Path, tokens: int, each: int, reserve: int, what: str, log: logging.Logger) -> None:
+    """Refuse to begin what the disk can't hold; tell what it will take.
+
+    tokens: to be stored, at most. each: bytes a token. reserve: bytes to leave free. what: names the tokens
+    ("tokens of swe_agent"). Raises DiskError.
+    """
+    if not tokens:
+        return
+    needed, free = tokens * each, _free(store)
+    sizes = size_of(needed), size_of(free)
+    log.info("%d %s to store, %d bytes each: %s of %s free", tokens, what, each, *sizes)
+    if needed > free - reserve:
+        raise DiskError(
+            f"the hidden states of {tokens:,} {what} take {sizes[0]} ({each:,} bytes a token), but the "
+            f"disk of {store} has {sizes[1]} free\n"
+            f"  expected: at most {size_of(max(0, free - reserve))}, what is free less "
+            f"hidden_states.disk_reserve ({size_of(reserve)})\n"
+            "  change: free some (`make gc` lists what no result needs), move `work` to a larger disk, store "
+            "less by hidden_states.dtype: float8 and hidden_states.top_tokens, or lower disk_reserve"
+        )
+
+
+def _free(store: Path) -> int:
+    """Bytes that may still be written where the store lies, or will lie."""
+    there = next(folder for folder in (store, *store.absolute().parents) if folder.exists())
+    return shutil.disk_usage(there).free
+
+
+def size_of(count: int) -> str:
+    """A number of bytes for people, in powers of ten."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
