@@ -1,16 +1,18 @@
-"""How fast the trainer's step is, and how much memory it takes, beside speculators 0.9.0's on the same samples.
+"""How fast the trainer's step is, and how much memory it takes, beside speculators 0.9.0's on the same
+samples.
 
 Both run in processes of their own and take turns, step by step; each has the same weights, samples, optimiser
 (AdamW), trainable tensors (speculators freezes the head, so ours is frozen here, too) and convention: loss
 where the mask says so, mean over those, every step weighed alike. What ours does beside, laying out the
-batch, counts; speculators' collation does not. The loss is shown as speculators has it, cross-entropy less the
-target's entropy: both curves must be the same. Memory is the most that the process held during the steps, less
-what it held before any weight was loaded; `steps` is what the steps alone added.
+batch, counts; speculators' collation does not. The loss is shown as speculators has it, cross-entropy less
+the target's entropy: both curves must be the same. Memory is the most that the process held during the steps,
+less what it held before any weight was loaded; `steps` is what the steps alone added.
 
 Other work on the machine only ever slows a step down: the best of the rounds counts, by the clock and, where
 that is too noisy, on the processor. The environment of speculators is set up by `make oracle-env`.
 
-    python benchmarks/training.py [--threads 2] [--rounds 6] [--widths 576 1024] [--shares 20 60 100] [--bfloat16]
+    python benchmarks/training.py [--threads 2] [--rounds 6] [--widths 576 1024] [--shares 20 60 100]
+    [--bfloat16]
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from eyrie.config import TrainingSettings
 from eyrie.eagle3.batches import Sample, candidate_places, make_batch
@@ -221,11 +223,10 @@ def report(width: int, share: int, tokens: int, sides: dict[str, Measured]) -> d
     """Print a case's lines; returns its figures and ratios."""
     ours, theirs = sides["ours"], sides["speculators"]
     for name, side in sides.items():
-        print(
-            f"{width:6} {share:5} %  {name:12}{tokens / side.seconds:10.0f}{tokens / side.processor_seconds:12.0f}"
-            f"{side.memory / 2**20:10.0f}{side.steps_memory / 2**20:8.0f}   "
-            + " ".join(f"{loss:.4f}" for loss in side.losses[:4])
-        )
+        rates = f"{tokens / side.seconds:10.0f}{tokens / side.processor_seconds:12.0f}"
+        held = f"{side.memory / 2**20:10.0f}{side.steps_memory / 2**20:8.0f}"
+        losses = " ".join(f"{loss:.4f}" for loss in side.losses[:4])
+        print(f"{width:6} {share:5} %  {name:12}{rates}{held}   {losses}")
     ratios = {
         "speed": theirs.seconds / ours.seconds,
         "processor_speed": theirs.processor_seconds / ours.processor_seconds,
@@ -256,7 +257,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--samples", type=int, default=4, help=f"packed samples of {TOKENS} tokens")
     parser.add_argument("--widths", type=int, nargs="+", default=[576, 1024])
-    parser.add_argument("--shares", type=int, nargs="+", default=[20, 60, 100], help="supervised, in per cent")
+    parser.add_argument(
+        "--shares", type=int, nargs="+", default=[20, 60, 100], help="supervised, in per cent"
+    )
     parser.add_argument("--attention", choices=("eager", "sdpa"), default="sdpa", help="speculators'")
     parser.add_argument("--bfloat16", action="store_true", help="without AVX512 far slower than float32")
     arguments = parser.parse_args()
@@ -267,7 +270,9 @@ def main() -> None:
         f"{arguments.threads} threads, {'bfloat16' if arguments.bfloat16 else 'float32'}, best of "
         f"{arguments.rounds}; tokens a second by the clock and on the processor, MiB in all and of the steps"
     )
-    print(f"{'H':>6} {'share':>7}  {'':12}{'tokens/s':>10}{'processor':>12}{'memory':>10}{'steps':>8}   losses")
+    print(
+        f"{'H':>6} {'share':>7}  {'':12}{'tokens/s':>10}{'processor':>12}{'memory':>10}{'steps':>8}   losses"
+    )
     figures = []
     for width in arguments.widths:
         for share in arguments.shares:

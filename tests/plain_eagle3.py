@@ -1,4 +1,4 @@
-"""The training-time test as the paper has it, written out in full: every position, every mask, no shortcut."""
+"""The training-time test as the paper has it, written out in full: every position and mask, no shortcut."""
 
 from __future__ import annotations
 

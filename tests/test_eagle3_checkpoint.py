@@ -207,7 +207,9 @@ def test_ids_that_an_engine_takes_for_others_are_refused(
 def speculators_config() -> dict[str, Any]:
     config = config_json(tiny_config())
     layer = {name: config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads")}
-    layer |= {name: config[name] for name in ("num_key_value_heads", "vocab_size", "rms_norm_eps", "head_dim")}
+    layer |= {
+        name: config[name] for name in ("num_key_value_heads", "vocab_size", "rms_norm_eps", "head_dim")
+    }
     return {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
@@ -230,7 +232,9 @@ def test_speculators_layout_is_read(saved: tuple[Path, Drafter]) -> None:
     write_json(folder / "config.json", speculators_config())
     loaded = load_drafter(folder, drafter.embedding, torch.float32)
     assert loaded.config.rope_theta == 10000.0 and loaded.config.layer_ids == tuple(LAYER_IDS)
-    assert torch.equal(loaded.midlayer.self_attn.q_proj.weight, tensors["midlayer.self_attn.q_proj.weight"].float())
+    assert torch.equal(
+        loaded.midlayer.self_attn.q_proj.weight, tensors["midlayer.self_attn.q_proj.weight"].float()
+    )
 
 
 def test_specforges_layout_is_read(saved: tuple[Path, Drafter]) -> None:
@@ -257,7 +261,7 @@ def test_specforges_layout_is_read(saved: tuple[Path, Drafter]) -> None:
 def test_drafters_of_another_make_are_refused(saved: tuple[Path, Drafter], changes: dict[str, Any]) -> None:
     folder, drafter = saved
     write_json(folder / "config.json", read_json(folder / "config.json") | changes)
-    with pytest.raises(RecordError, match="another make|of kind 'yarn'"):
+    with pytest.raises(RecordError, match=r"another make|of kind 'yarn'"):
         load_drafter(folder, drafter.embedding, torch.float32)
 
 

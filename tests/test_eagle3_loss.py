@@ -268,6 +268,7 @@ def test_samples_do_not_see_one_another(head: torch.Tensor) -> None:
         )
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_flex_attention_gives_the_same_states(head: torch.Tensor) -> None:
     """Uncompiled, as it runs on a CPU, forward only; tests/gpu/check.sh compares gradients on a GPU."""
     drafter = random_drafter()

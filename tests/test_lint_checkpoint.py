@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import lint_checkpoint
 from eyrie.eagle3.checkpoint import save_checkpoint
 from eyrie.eagle3.linting import LintTarget, lint, looks_random
 from eyrie.records import read_json, write_json
 from tiny_eagle3 import HIDDEN, VOCABULARY, random_drafter
-from workspace import ROOT
 
 Tensors = dict[str, torch.Tensor]
 Config = dict[str, Any]
@@ -54,7 +52,9 @@ def set_key(**changes: Any) -> Callable[[Tensors, Config], object]:
     return lambda tensors, config: config.update(changes)
 
 
-def set_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors, Config], object]:
+def set_tensor(
+    name: str, change: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[Tensors, Config], object]:
     return lambda tensors, config: tensors.__setitem__(name, change(tensors[name]).contiguous())
 
 
@@ -150,7 +150,13 @@ def test_heads_that_learnt_something_are_not_taken_for_noise() -> None:
     assert not looks_random(random + 0.5, target)
 
 
-def test_the_command_exits_with_1_on_a_fault(good: Path, tmp_path: Path, target: LintTarget) -> None:
+def test_the_command_exits_with_1_on_a_fault(
+    good: Path,
+    tmp_path: Path,
+    target: LintTarget,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=VOCABULARY,
@@ -164,10 +170,10 @@ def test_the_command_exits_with_1_on_a_fault(good: Path, tmp_path: Path, target:
     )
     model.lm_head.weight.data.copy_(target.head)
     model.save_pretrained(tmp_path / "target")
-    command = [sys.executable, str(ROOT / "scripts/lint_checkpoint.py"), str(good)]
-    command += ["--target", str(tmp_path / "target")]
-    first = subprocess.run(command, capture_output=True, text=True)
-    assert (first.returncode, "no fault found" in first.stdout) == (0, True), first.stderr
+    monkeypatch.setattr("sys.argv", ["lint_checkpoint.py", str(good), "--target", str(tmp_path / "target")])
+    lint_checkpoint.main()
+    assert "no fault found" in capsys.readouterr().out
     write_json(good / "config.json", read_json(good / "config.json") | {"norm_output": False})
-    second = subprocess.run(command, capture_output=True, text=True)
-    assert second.returncode == 1 and "SGLang would" in second.stdout
+    with pytest.raises(SystemExit, match="1"):
+        lint_checkpoint.main()
+    assert "SGLang would" in capsys.readouterr().out

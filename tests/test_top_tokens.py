@@ -57,7 +57,7 @@ def test_loss_and_gradients_are_those_of_the_formula(size: int, k: int, sharpnes
 
     inputs = [tensor.clone().requires_grad_() for tensor in (weight, *states)]
     goal = _TopGoal(top, size)
-    found = SoftCrossEntropy.apply(inputs[0], goal, places, scales, torch.float32, *inputs[1:])
+    found = SoftCrossEntropy.apply(inputs[0], goal, places, scales, torch.float32, None, *inputs[1:])
     found.backward()
 
     exact = [tensor.double().requires_grad_() for tensor in (weight, *states)]

@@ -1,9 +1,10 @@
 """speculators 0.9.0 at the other end of a pipe, in its own environment (make oracle-env).
 
-Reads one JSON request a line and answers one JSON object a line; it is the only file that imports speculators.
-A case is a folder with `case.json` (the drafter's shape, tokens of each sample) and `case.safetensors` (the
-drafter's tensors under the classic layout's names, the target's embedding, head and final norm, and the
-samples side by side). Hyperparameters are the classic drafter's: no further norms, no sliding window.
+Reads one JSON request a line and answers one JSON object a line; it is the only file that imports
+speculators. A case is a folder with `case.json` (the drafter's shape, tokens of each sample) and
+`case.safetensors` (the drafter's tensors under the classic layout's names, the target's embedding, head and
+final norm, and the samples side by side). Hyperparameters are the classic drafter's: no further norms, no
+sliding window.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Ours, speculators 0.9.0 and the paper's plain loop: the same logits, losses and gradients from one sample."""
+"""Ours, speculators 0.9.0 and the paper's plain loop: the same logits, losses and gradients from one
+sample."""
 
 from __future__ import annotations
 

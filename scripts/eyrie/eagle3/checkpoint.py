@@ -42,21 +42,22 @@ def engine_layer_ids(
     if layers is not None and layers in ids:
         # The loop ends before it: not captured, and gpt_oss crashes (sglang pull request 32334).
         raise ConfigError(
-            f"layer ids {ids}: SGLang never captures {layers}, the last layer's output, of a {model_type} target "
-            f"with {layers} layers\n  change: hidden_states.layer_ids to earlier layers"
+            f"layer ids {ids}: SGLang never captures {layers}, the last layer's output, of a {model_type} "
+            f"target with {layers} layers\n  change: hidden_states.layer_ids to earlier layers"
         )
     if model_type in _ADD_ONE_AFTER_A_FIRST_ID_OF_1 and (built is None or built >= AS_IS_SINCE):
         if ids[0] == 1:
-            # It would take them for the other numbering; and less one they start at 0, where nothing is added.
+            # It would add one to all; and written less one they start at 0, where nothing is added.
             raise ConfigError(
-                f"layer ids {ids}: SGLang can't tell them: it takes a first id of 1 of a {model_type} target for "
-                "the numbering that starts one lower\n  change: hidden_states.layer_ids to start at 2 or later"
+                f"layer ids {ids}: SGLang can't tell them: it takes a first id of 1 of a {model_type} target "
+                "for the numbering that starts one lower\n"
+                "  change: hidden_states.layer_ids to start at 2 or later"
             )
         return ids
     if 0 in ids:
         raise ConfigError(
-            f"layer ids {ids}: SGLang adds one to the ids of a {model_type} target, so it can't capture 0, the "
-            "embedding\n  change: hidden_states.layer_ids to start at 1 or later"
+            f"layer ids {ids}: SGLang adds one to the ids of a {model_type} target, so it can't capture 0, "
+            "the embedding\n  change: hidden_states.layer_ids to start at 1 or later"
         )
     return [layer - 1 for layer in ids]
 
@@ -131,8 +132,9 @@ def save_checkpoint(folder: Path, drafter: Drafter, card: str, manifest: Mapping
 def load_drafter(folder: Path, embedding: torch.Tensor, dtype: torch.dtype) -> Drafter:
     """The drafter of a checkpoint folder with the target's embedding [V, H], in inference mode.
 
-    The folder may be of speculators' or SpecForge's layout, too: see drafter_layouts.py. Raises RecordError for
-    missing or unknown tensors, wrong shapes, maps that disagree, and an embedding that is not the target's.
+    The folder may be of speculators' or SpecForge's layout, too: see drafter_layouts.py. Raises RecordError
+    for missing or unknown tensors, wrong shapes, maps that disagree, and an embedding that is not the
+    target's.
     """
     config = read_drafter_config(read_json(folder / "config.json"), str(folder / "config.json"))
     path = folder / "model.safetensors"
@@ -148,8 +150,8 @@ def load_drafter(folder: Path, embedding: torch.Tensor, dtype: torch.dtype) -> D
     own = tensors.pop(EMBEDDING, None)
     if own is not None and not same_embedding(own, embedding):
         raise RecordError(
-            f"{path}: its {EMBEDDING} is not the target's embedding, which it was trained with or will be served "
-            "with\n  change: give the target that it was trained for, or remove the tensor"
+            f"{path}: its {EMBEDDING} is not the target's embedding, which it was trained with or will be "
+            "served with\n  change: give the target that it was trained for, or remove the tensor"
         )
     drafter = Drafter(config, range(config.draft_vocab_size), embedding.to(dtype))
     expected = {name: list(tensor.shape) for name, tensor in drafter.state_dict().items()}
@@ -172,7 +174,9 @@ def _sglang_note(model_type: str, layer_ids: Sequence[int]) -> str:
     except ConfigError as error:
         return f"Not for SGLang: {str(error).splitlines()[0]}."
     if sglang == list(layer_ids):
-        return f"SGLang counts the layers as written here (Kimi's and DeepSeek's: builds since {AS_IS_SINCE})."
+        return (
+            f"SGLang counts the layers as written here (Kimi's and DeepSeek's: builds since {AS_IS_SINCE})."
+        )
     return (
         "SGLang counts this target's layers from the other side: in a copy of this folder for SGLang,\n"
         f"set `eagle_aux_hidden_state_layer_ids` in config.json to `{sglang}`."

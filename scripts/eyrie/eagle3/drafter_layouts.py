@@ -3,8 +3,8 @@
 classic, which vLLM and SGLang load: `midlayer.` tensors, the layer ids in `eagle_config`. SpecForge's is the
 same with a copy of the target's embedding and the rotary base in `rope_parameters`. speculators': `layers.0.`
 tensors, a copy of the embedding, the layer's shape nested in `transformer_layer_config`. A drafter with the
-later additions (norms before or after fc, another residual, more layers) is refused: it would load and propose
-rubbish.
+later additions (norms before or after fc, another residual, more layers) is refused: it would load and
+propose rubbish.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def _refuse_variants(flat: Mapping[str, Any], where: str) -> None:
         raise RecordError(
             f"{where}: a drafter of another make than the classic one: {odd}; expected "
             f"{ {name: _VARIANTS[name][0] for name in odd} } or nothing.\n  change: train it without; or, if "
-            "the key is a left-over (SpecForge writes norm_output: true and means the classic drafter), remove it"
+            "the key is a left-over (SpecForge writes norm_output: true and means the classic drafter), "
+            "remove it"
         )
 
 

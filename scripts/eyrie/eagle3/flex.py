@@ -32,7 +32,10 @@ class FlexAttention:
 
     def __init__(self, layout: Layout, dtype: torch.dtype) -> None:
         device = layout.aux.device
-        counts = torch.tensor(layout.key_counts, device=device), torch.tensor(layout.query_counts, device=device)
+        counts = (
+            torch.tensor(layout.key_counts, device=device),
+            torch.tensor(layout.query_counts, device=device),
+        )
         samples = torch.arange(len(layout.key_counts), device=device)
         self._key_samples = samples.repeat_interleave(counts[0])
         self._query_samples = samples.repeat_interleave(counts[1])

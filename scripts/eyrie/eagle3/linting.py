@@ -1,7 +1,7 @@
 """What is wrong with a drafter's checkpoint, and what engines would do with it without a word.
 
-Engines fill in what they miss: maps of zeros, a random head, other layers. The drafter then loads, and nothing
-that it proposes is accepted. So everything that they would guess is checked here.
+Engines fill in what they miss: maps of zeros, a random head, other layers. The drafter then loads, and
+nothing that it proposes is accepted. So everything that they would guess is checked here.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ def _config_faults(config: Mapping[str, Any], target: LintTarget, longest: int |
             "crash without the key; with null, use the target's head instead of the drafter's",
         )
     if config.get("tie_word_embeddings") is not False:
-        yield wrong("tie_word_embeddings", False, "use the embedding for a head", "use the embedding for a head")
+        yield wrong(
+            "tie_word_embeddings", False, "use the embedding for a head", "use the embedding for a head"
+        )
     for key, expected in (("vocab_size", target.vocab_size), ("hidden_size", target.hidden_size)):
         if config.get(key) != expected:
             yield wrong(key, f"the target's, {expected}", _SHAPES, _SHAPES)
@@ -208,7 +210,7 @@ def _map_faults(tensors: Mapping[str, torch.Tensor]) -> Iterator[Fault]:
     ids = tensors["d2t"].long() + torch.arange(len(tensors["d2t"]))
     marked = tensors["t2d"].nonzero()[:, 0]
     wrong = "map drafted tokens to other ones: almost nothing is accepted, no error"
-    if not torch.equal(ids, ids.unique()):
+    if not bool((ids.diff() > 0).all()):
         yield Fault("d2t", "ids that repeat or fall", "offsets to rising target ids", wrong, wrong)
     if not torch.equal(marked, ids):
         yield Fault(
@@ -242,18 +244,21 @@ def _value_faults(tensors: Mapping[str, torch.Tensor], target: LintTarget) -> It
     if head is not None and t2d is not None and len(t2d) == len(target.head):
         rows = target.head[t2d]
         if rows.shape == head.shape and head.isfinite().all() and looks_random(head.float(), rows.float()):
-            yield Fault("lm_head.weight", "what looks like random numbers", "a trained head", nothing, nothing)
+            yield Fault(
+                "lm_head.weight", "what looks like random numbers", "a trained head", nothing, nothing
+            )
 
 
 def looks_random(head: torch.Tensor, target_rows: torch.Tensor) -> bool:
-    """Whether a head [D, H] looks like independent noise, given the target head's rows for its tokens, [D, H].
+    """Whether a head [D, H] looks like independent noise, given the target head's rows for its tokens, [D,
+    H].
 
     Two signs must come together. Its rows are no nearer to the target's rows for the same tokens than chance
-    has them: the mean cosine of independent rows is about 1 / sqrt(D * H) around zero. And its largest singular
-    value is that of noise of its size, s * (sqrt(D) + sqrt(H)); trained heads have a few strong directions far
-    above. What this can't tell: a head that was trained too little to leave the noise it started as counts as
-    random, which is no harm; one that is random and scaled by row or column passes, and so does one that was
-    trained for other tokens.
+    has them: the mean cosine of independent rows is about 1 / sqrt(D * H) around zero. And its largest
+    singular value is that of noise of its size, s * (sqrt(D) + sqrt(H)); trained heads have a few strong
+    directions far above. What this can't tell: a head that was trained too little to leave the noise it
+    started as counts as random, which is no harm; one that is random and scaled by row or column passes, and
+    so does one that was trained for other tokens.
     """
     count, width = head.shape
     agreement = torch.nn.functional.cosine_similarity(head, target_rows).mean()

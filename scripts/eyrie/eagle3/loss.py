@@ -14,7 +14,8 @@ from eyrie.eagle3.model import Drafter
 from eyrie.eagle3.unroll import unroll
 from eyrie.store import TopTokens
 
-# Places whose logits are in memory at once, at the most: so many that their products are as fast as larger ones.
+# Places whose logits are in memory at once, at the most: so many that their products are as fast as larger
+# ones.
 PIECE = 512
 
 
@@ -119,7 +120,8 @@ class _TopPiece:
         else:
             rest = self._rest[rows]
             mass = mass + rest
-            # The sum over the others is taken without the k, not as a difference: that would round to nothing.
+            # The sum over the others is taken without the k, not as a difference: that would round to
+            # nothing.
             logits.scatter_(1, ids, -torch.inf)
             highest = logits.amax(dim=-1, keepdim=True)
             others = logits.sub_(highest).exp_().sum(dim=-1, keepdim=True)
@@ -222,8 +224,8 @@ def unrolled_loss(
     """The training-time test's loss: the sum over steps of step_decay ** i times the step's mean loss.
 
     head_rows: [D, H], the target head's rows of the draft vocabulary. step_totals: the divisors of the global
-    batch that this one is a part of, so that the parts' losses and gradients add up to the whole's; None: this
-    batch is the whole. figures: also count what the log tells. A step without a place adds nothing.
+    batch that this one is a part of, so that the parts' losses and gradients add up to the whole's; None:
+    this batch is the whole. figures: also count what the log tells. A step without a place adds nothing.
     """
     totals = step_divisors(batch, settings) if step_totals is None else step_totals
     states, places, scales = [], [], []

@@ -32,8 +32,8 @@ class _Chain:
 class Unroll:
     """One pass of the drafter over a layout: `first()`, then `next(...)` as often as there are steps.
 
-    dtype: of the matrix products. flex: whether flex attention does the attention; None: on a GPU it does. All
-    states are float32 [Q, H], in the order of the layout's queries.
+    dtype: of the matrix products. flex: whether flex attention does the attention; None: on a GPU it does.
+    All states are float32 [Q, H], in the order of the layout's queries.
     """
 
     def __init__(
