@@ -32,10 +32,10 @@ plan: $(BIN)/.ready ## Say what `make` would do
 	snakemake --dry-run --quiet rules $(ARGS)
 
 test: $(BIN)/.ready-dev $(TARGET)/SOURCE.json ## Run all tests
-	pytest
+	pytest --numprocesses 2 --dist loadfile
 
 test-fast: $(BIN)/.ready-dev ## Run the tests that take seconds
-	pytest -m "not target and not build"
+	pytest --numprocesses 2 --dist loadfile -m "not target and not build"
 
 lint: $(BIN)/.ready-dev ## Check style and types
 	ruff check

@@ -254,6 +254,8 @@ def check_states_fit(
     tokens = sum(len(ids) + wanted.sampling.max_new_tokens for _, ids in prompts)
     each = bytes_per_token(settings, *shape_of(wanted.target, settings))
     check_disk(store, tokens, each, settings.disk_reserve, f"tokens of {dataset} at most", log)
+
+
 def prove_states(store: StateStore, dataset: str, engine: Engine, wanted: Wanted) -> None:
     """See that the states that answers leave are of the layers that they are called by. Raises StoreError."""
     from eyrie.engines.proving import prove_layers  # noqa: PLC0415 - loads torch

@@ -1,4 +1,4 @@
-"""States that an answering pass left with a last state, made into ones with top tokens: the head alone runs."""
+"""States that an answering pass left with a last state, made into ones with top tokens by the head alone."""
 
 from __future__ import annotations
 
