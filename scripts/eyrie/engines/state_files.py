@@ -22,7 +22,7 @@ from eyrie.engines.replies import Failure
 from eyrie.journals import StoreError
 from eyrie.store import States
 
-_POLL_SECONDS = 0.002
+_POLL_SECONDS = 0.01
 # The cosine between a token's embedding and what the server calls layer 0: the same numbers, at most rounded
 # or scaled.
 _SAME = 0.99
