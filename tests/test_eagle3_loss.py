@@ -287,3 +287,19 @@ def test_unrolling_step_by_step_with_the_same_tokens_is_unroll(head: torch.Tenso
     hidden = run.first(run.embed(layout.chain_tokens[layout.chain_rows[0]]))
     hidden = run.next(hidden, run.embed(layout.chain_tokens[layout.chain_rows[1]]))
     torch.testing.assert_close(hidden, unroll(drafter, layout)[1], rtol=1e-5, atol=1e-6)
+
+
+def test_more_steps_can_be_taken_than_the_layout_is_for(head: torch.Tensor) -> None:
+    drafter = random_drafter()
+    sample = random_sample(4, MASKS[0], head)
+    short, long = (make_batch([sample], [sample.candidates[-1:]], steps).layout for steps in (1, 4))
+    run, tokens = Unroll(drafter, short), torch.tensor([3])
+    ran = Unroll(drafter, long)
+    rows = torch.tensor([len(long.query_positions) - 1])
+    same = long.query_rows[rows] == short.query_rows
+    assert same.all()
+    hidden, other = run.first(run.embed(tokens)), ran.first(ran.embed(tokens.expand(len(long.query_rows))))
+    for _ in range(3):
+        hidden = run.next(hidden, run.embed(tokens))
+        other = ran.next(other, ran.embed(tokens.expand(len(other))))
+    torch.testing.assert_close(hidden, other[rows], rtol=1e-5, atol=1e-6)

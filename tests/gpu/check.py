@@ -90,7 +90,7 @@ def seconds_of(act: Callable[[], Any], device: torch.device, rounds: int = 5) ->
 def agreement(
     drafter: Drafter, batch: Batch, head_rows: torch.Tensor, device: torch.device
 ) -> dict[str, float]:
-    """How far the device's float32 loss and gradients are from the CPU's, and flex attention's from ours."""
+    """How far the device's float32 figures are from the CPU's, and flex attention's from the own."""
     made = TrainingSettings()
     loss = unrolled_loss(drafter, batch, head_rows, made, torch.float32)
     expected = gradients(drafter, loss)

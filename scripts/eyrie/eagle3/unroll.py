@@ -62,8 +62,7 @@ class Unroll:
         flex = layout.aux.is_cuda if flex is None else flex
         self._flex = FlexAttention(layout, dtype) if flex else None
         self._masks = [] if flex else _causal_masks(layout, attention.heads // attention.kv_heads)
-        positions = torch.arange(max(layout.key_counts) + len(layout.chain_rows), device=layout.aux.device)
-        self._turns = rotary(positions, attention.head_dim, attention.theta)
+        self._turns = self._angle_table(len(layout.chain_rows))
         self._chain: list[_Chain] = []
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -95,6 +94,9 @@ class Unroll:
     def next(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """The step after the states `hidden` [Q, H]; embedded: `embed` of the tokens it takes, [Q, ...]."""
         step = len(self._chain) + 1
+        if step >= self._turns_steps:
+            # A decoder takes more steps than the layout was made for.
+            self._turns = self._angle_table(2 * step)
         angles = self._angles(self._layout.query_positions + step)
         normed = _norm(self._layer.hidden_norm, hidden)
         heads = self._heads(product(normed, self._hidden) + embedded)
@@ -154,6 +156,13 @@ class Unroll:
     def _angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = self._turns
         return cos[positions], sin[positions]
+
+    def _angle_table(self, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of all positions that so many steps reach."""
+        attention, layout = self._layer.self_attn, self._layout
+        self._turns_steps = steps
+        positions = torch.arange(max(layout.key_counts) + steps, device=layout.aux.device)
+        return rotary(positions, attention.head_dim, attention.theta)
 
 
 def _norm(module: RMSNorm, x: torch.Tensor) -> torch.Tensor:
