@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -162,18 +163,17 @@ def agreement(
     """Of how many tokens of greedy answers the states before them say that they are the likeliest next ones.
 
     samples: {key: row}; those of the lowest keys are looked at, whoever captured them and when, so that the
-    figure follows from the store. head: reads the target's, [V, H]. None where no answer was greedy. Raises
-    GateError where too few agree.
+    figure follows from the store. head: reads the target's, [V, H]; asked where last states are stored. None
+    where no answer was greedy. Raises GateError where too few agree.
     """
     chosen = [key for key in sorted(samples) if samples[key]["greedy"]][:_AGREEING_SAMPLES]
     if not chosen:
         return None
-    weight = head()
     agreed = tokens = 0
     for key, found in zip(chosen, states.load([refs[key] for key in chosen]), strict=True):
         places = torch.tensor(samples[key]["loss_mask"])[1:].nonzero()[:_AGREEING_TOKENS, 0]
         following = torch.tensor(found.token_ids)[places + 1]
-        agreed += int((_choices(found, places, weight) == following).sum())
+        agreed += int((_choices(found, places, head) == following).sum())
         tokens += len(places)
     if agreed < _AGREEMENT * tokens:
         raise GateError(
@@ -187,7 +187,7 @@ def agreement(
     return {"samples": len(chosen), "tokens": tokens, "share": round(agreed / tokens, 4) if tokens else 1.0}
 
 
-def _choices(found: States, places: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+def _choices(found: States, places: torch.Tensor, head: Callable[[], torch.Tensor]) -> torch.Tensor:
     """The target's most likely token after each place."""
     from eyrie.engines.checks import next_tokens  # noqa: PLC0415 - see above
 
@@ -195,7 +195,7 @@ def _choices(found: States, places: torch.Tensor, head: torch.Tensor) -> torch.T
     if found.top is not None:
         return found.top.choices[places]
     assert found.last is not None
-    return next_tokens(found.last[places], head)
+    return next_tokens(found.last[places], head())
 
 
 def _missing(samples: Mapping[str, Mapping[str, Any]], states: StateStore) -> list[list[int]]:
@@ -247,7 +247,12 @@ def main() -> None:
         capture_missing(missing, states, recipe, target, likeliest, arguments, log)
     refs = states.find(samples)
     check_found(refs, samples)
-    agreed = agreement(samples, refs, states, TargetWeights(arguments.target_path, target["files"]).head)
+
+    @cache
+    def head() -> torch.Tensor:
+        return TargetWeights(arguments.target_path, target["files"]).head()
+
+    agreed = agreement(samples, refs, states, head)
     tokens = sum(len(row["input_ids"]) for row in rows)
     layer_ids = store_recipe["layer_ids"]
     write_json(

@@ -7,11 +7,17 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("eyrie")
+settings.load_profile("eyrie")
 
 
 def pytest_configure() -> None:

@@ -445,7 +445,7 @@ TURNS = st.tuples(st.sampled_from(["user", "assistant", "system", "tool", "narra
 CHATS = st.lists(TURNS, max_size=4).map(lambda spoken: chat(*({"role": r, "content": t} for r, t in spoken)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     raw=st.lists(CHATS, min_size=1, max_size=8),
     cap=st.none() | st.integers(1, 3),
@@ -474,7 +474,7 @@ def test_every_row_is_kept_or_skipped(
     assert ledger["in"] == len(raw) == ledger["kept"] + sum(ledger["skipped"].values())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(order=st.permutations(range(6)), cap=st.none() | st.integers(1, 6))
 def test_the_order_of_the_rows_changes_nothing(
     tmp_path_factory: pytest.TempPathFactory, order: list[int], cap: int | None

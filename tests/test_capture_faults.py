@@ -224,7 +224,7 @@ def test_a_file_that_is_not_whole_is_a_failure_to_be_repeated(target: Target, tm
         reader.read(path, IDS, [3], deadline=0.0)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 8), st.data())
 def test_rows_of_any_other_place_are_found_out(rolled: int, data: st.DataObject) -> None:
     """The embedding tells each row's token, whatever the other layers hold."""

@@ -21,9 +21,7 @@ from hypothesis import strategies as st
 import chat_targets
 from eyrie.chat import ChatRow
 
-FAST_TESTS = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
+FAST_TESTS = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 TARGETS = ["chatml", "trimming", "thinking", "kimi"]
 WITH_TOOLS = {"trimming", "thinking", "kimi"}
 WITH_REASONING = {"thinking", "kimi"}

@@ -99,7 +99,7 @@ class Oracle:
         return draft_ids
 
 
-@settings(max_examples=10, derandomize=True, deadline=None)
+@settings(max_examples=10, derandomize=True)
 @given(prompt=PROMPTS)
 def test_greedy_equals_decoding_without_a_cache(target: Target, prompt: list[int]) -> None:
     end_at(target, NEVER)
@@ -121,7 +121,7 @@ def test_margins_are_those_of_the_two_best_logits(target: Target) -> None:
     assert greedy(target, prompt, 5).margins == []
 
 
-@settings(max_examples=30, derandomize=True, deadline=None)
+@settings(max_examples=30, derandomize=True)
 @given(
     prompt=PROMPTS,
     length=st.integers(1, 7),
@@ -147,7 +147,7 @@ def test_drafted_output_equals_plain_output(
         written += cycle.accepted + 1
 
 
-@settings(max_examples=10, derandomize=True, deadline=None)
+@settings(max_examples=10, derandomize=True)
 @given(prompt=PROMPTS, length=st.integers(1, 5), seed=st.integers(0, 3), wrong=st.sets(st.integers(0, 40)))
 def test_targets_with_attention_windows(
     windowed: Target, prompt: list[int], length: int, seed: int, wrong: set[int]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
@@ -89,7 +89,6 @@ def test_configuration_says_what_engines_would_else_guess(saved: tuple[Path, Dra
     assert read.rope_parameters["rope_theta"] == 10000.0 and read.head_dim == 8
 
 
-@settings(deadline=None)
 @given(ids=st.sets(st.integers(0, VOCABULARY - 1), min_size=1))
 def test_maps_agree_for_every_vocabulary(ids: set[int]) -> None:
     token_ids = sorted(ids)

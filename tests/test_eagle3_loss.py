@@ -96,7 +96,7 @@ def test_loss_and_all_gradients_are_those_of_the_dense_algorithm(
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     masks=st.lists(st.lists(st.integers(0, 1), min_size=3, max_size=14), min_size=1, max_size=3),
     made=st.sampled_from(CONVENTIONS),
@@ -119,7 +119,7 @@ def test_any_mask_gives_the_dense_loss(masks: list[list[int]], made: TrainingSet
     )
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(made=st.sampled_from(CONVENTIONS), cut=st.integers(1, len(MASKS) - 1), seed=st.integers(0, 50))
 def test_parts_of_a_batch_add_up_to_the_whole(made: TrainingSettings, cut: int, seed: int) -> None:
     head = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(7))

@@ -38,7 +38,7 @@ def likeliest(draft_ids: list[int], k: int, head: torch.Tensor | None = None) ->
 
 
 @given(exponents=st.lists(st.floats(-44.0, 38.0), min_size=1, max_size=5), seed=st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_float8_is_near_whatever_the_size(exponents: list[float], seed: int) -> None:
     sizes = torch.tensor(exponents, dtype=torch.float64)
     rows = (random(len(sizes), LAYERS, 8, seed=seed).double() * 10 ** sizes[:, None, None]).float()
@@ -94,7 +94,7 @@ def test_stored_float8_comes_back_and_is_vouched_for_as_stored(tmp_path: Path) -
     drafts=st.sets(st.integers(0, VOCABULARY - 1), min_size=1, max_size=10),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_top_tokens_are_those_of_a_sorted_softmax(ties: bool, k: int, drafts: set[int], seed: int) -> None:
     head, last = random(VOCABULARY, HIDDEN, seed=seed), random(5, HIDDEN, seed=seed + 1)
     if ties:  # Of small whole numbers, which have the same sums in any order.
@@ -137,7 +137,7 @@ def test_the_mass_of_the_others_is_right_where_it_is_next_to_nothing() -> None:
     k=st.one_of(st.none(), st.integers(1, 12)),
     drafts=st.integers(1, 10),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_bytes_per_token_are_those_that_are_stored(dtype: Any, k: int | None, drafts: int) -> None:
     shape = HiddenStatesSettings(dtype=dtype, top_tokens=k)
     kind = getattr(torch, shape.computed_dtype)

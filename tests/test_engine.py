@@ -123,7 +123,7 @@ def test_drawn_tokens_come_as_often_as_their_probability_says() -> None:
     assert set(_sample(logits, points, cold).tolist()) == {1}
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=5))
 def test_common_beginning(rows: list[list[int]]) -> None:
     length = _common_length(rows)

@@ -42,7 +42,7 @@ def _held(cache: DynamicCache, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
     return keys, values
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(_ACTIONS, min_size=1, max_size=12))
 def test_it_holds_what_the_library_would(actions: list[tuple[str, int]]) -> None:
     config = LlamaConfig(num_hidden_layers=2, hidden_size=12, num_attention_heads=3)

@@ -940,7 +940,7 @@ ROWS = VALUES | st.dictionaries(st.sampled_from([*COLUMNS, "problem", "solution"
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(row=ROWS)
 def test_any_row_is_a_conversation_or_skipped_with_a_reason(name: str, row: Any) -> None:
     before = repr(row)
@@ -1034,7 +1034,7 @@ MANY_TURNS = [
 ]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(pairs=st.lists(st.tuples(SAID, SAID), min_size=1, max_size=3))
 def test_every_layout_gives_the_same_conversation(pairs: list[tuple[str, str]]) -> None:
     expected = [turn for asked, said in pairs for turn in (("user", asked), ("assistant", said))]

@@ -125,7 +125,7 @@ def test_a_document_taken_for_lines_is_named(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 2, 7, 1 << 20])
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(items=st.lists(JSON, max_size=5), indent=st.sampled_from([None, 1]), escaped=st.booleans())
 def test_an_array_is_its_items_whatever_the_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, items: list[Any], indent: Any, escaped: bool

@@ -77,8 +77,8 @@ def test_the_numbering_was_proved_by_the_model_and_is_kept(built: Folder) -> Non
 
 def test_answers_have_left_their_states_and_the_capture_job_asked_for_nothing(built: Folder) -> None:
     logs = built.folder / "work/logs/capture_states"
-    assert "0 captured now, 6 found in the store" in (logs / "openthoughts.log").read_text()
-    assert "4 captured now, 0 found in the store" in (logs / "kimi_native.log").read_text()
+    assert "0 captured now, 0 converted, 6 found in the store" in (logs / "openthoughts.log").read_text()
+    assert "4 captured now, 0 converted, 0 found in the store" in (logs / "kimi_native.log").read_text()
 
 
 def test_every_sample_has_the_states_of_the_model(built: Folder, default_target: Path) -> None:

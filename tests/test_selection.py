@@ -51,7 +51,7 @@ def by_hash(texts: list[str]) -> list[str]:
 # --- caps ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     texts=st.lists(st.integers(0, 9).map(lambda n: f"question {n}"), max_size=25),
     cap=st.none() | st.integers(1, 6),
@@ -72,7 +72,7 @@ def test_both_ways_select_the_lowest_hashes(
     assert list(folder.iterdir()) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     groups=st.lists(st.sampled_from("abc"), max_size=16),
     per_group=st.integers(1, 3),
@@ -238,7 +238,7 @@ def test_a_run_of_words_is_shared_or_not(tmp_path: Path) -> None:
     assert benchmarks(tmp_path, [{"prompt": TASK}], ngram=5).shared([" ".join(TASK.split()[3:8])])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     task=st.lists(st.sampled_from("abcd"), min_size=1, max_size=8),
     text=st.lists(st.sampled_from("abcd"), max_size=12),

@@ -41,7 +41,7 @@ def formula(logits: torch.Tensor, top: TopTokens) -> torch.Tensor:
     return loss
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     size=st.integers(2, 30),
     k=st.integers(1, 30),

@@ -73,7 +73,7 @@ def written(tmp_path: Path, template: str) -> Chat:
 
 
 @pytest.mark.parametrize("name", ["chatml", "strict", "thinking"])
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(
     talk=st.lists(st.tuples(QUESTIONS, ANSWERS), min_size=1, max_size=4), last=QUESTIONS, system=st.booleans()
 )
@@ -258,7 +258,7 @@ def test_kimis_turns() -> None:
 # --- rows and samples ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(
     answers=st.lists(st.lists(st.integers(5, 300), max_size=4), min_size=1, max_size=3), ended=st.booleans()
 )

@@ -27,7 +27,7 @@ from workspace import ROOT, Workspace, _environment, tiny_workspace
 KILLS = int(os.environ.get("EYRIE_KILLS", "5"))
 IN_FLIGHT = 6
 # Of many kills each must find prompts that have no answer yet.
-DELAY = 0.5 if KILLS <= 10 else 4.0
+DELAY = 0.5 if KILLS <= 10 else 12.0
 DATASETS = ("openthoughts", "sharegpt")
 VICTIMS = ("job", "snakemake", "server")
 DATASETS = ("openthoughts", "sharegpt")
@@ -188,10 +188,11 @@ def journal(made: Workspace) -> list[bytes]:
 
 def jobs_of(pid: int) -> Iterator[psutil.Process]:
     """The answering jobs below a process."""
-    for child in psutil.Process(pid).children(recursive=True):
-        with suppress(psutil.Error):  # it ended meanwhile
-            if any("answer_prompts.py" in word for word in child.cmdline()):
-                yield child
+    with suppress(psutil.NoSuchProcess):  # all was answered, and the build ended
+        for child in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.Error):  # it ended meanwhile
+                if any("answer_prompts.py" in word for word in child.cmdline()):
+                    yield child
 
 
 def processes_in(folder: Path) -> list[str]:
