@@ -69,10 +69,11 @@ rule train_drafter:
     threads: CONFIG.training.threads * CONFIG.training.processes
     params:
         recipe=drafter_recipe(CONFIG),
+        rates=RATES,
     shell:
         "{TRAINER} scripts/train_drafter.py --tokenized {input.rows:q} --manifests {input.manifests:q}"
         " --vocabulary {input.vocabulary:q} --target {input.target:q} --target-path {TARGET_PATH:q}"
-        " --recipe {params.recipe:q} --aside {TRAINING_ASIDE:q} {WARM_START} {RATES}"
+        " --recipe {params.recipe:q} --aside {TRAINING_ASIDE:q} {WARM_START} {params.rates}"
         " --store {STORE:q} --out-dir {CHECKPOINT_FOLDER:q} --training-log {output.lines:q} --log {log:q}"
 
 

@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eyrie.budget import bytes_per_token, check_disk, shape_of
+from eyrie.budget import bytes_per_token, check_disk, shape_of, warn_of_disk
 from eyrie.chat import Chat, ChatError
 from eyrie.config import (
     EngineSettings,
@@ -248,12 +248,17 @@ def make_missing(
 def check_states_fit(
     store: Path, prompts: Sequence[Prompt], wanted: Wanted, dataset: str, log: logging.Logger
 ) -> None:
-    """Refuse to begin where the states of the longest possible answers have no room. Raises DiskError."""
+    """Refuse to begin where not even the prompts' states have room; warn where the longest answers' may not.
+
+    Raises DiskError.
+    """
     # As this pass leaves them: it comes before any vocabulary.
     settings = wanted.states.model_copy(update={"top_tokens": None})
-    tokens = sum(len(ids) + wanted.sampling.max_new_tokens for _, ids in prompts)
     each = bytes_per_token(settings, *shape_of(wanted.target, settings))
-    check_disk(store, tokens, each, settings.disk_reserve, f"tokens of {dataset} at most", log)
+    least = sum(len(ids) + 1 for _, ids in prompts)
+    check_disk(store, least, each, settings.disk_reserve, f"tokens of {dataset} at least", log)
+    most = sum(len(ids) + wanted.sampling.max_new_tokens for _, ids in prompts)
+    warn_of_disk(store, most * each, settings.disk_reserve, f"the states of {dataset}", log)
 
 
 def prove_states(store: StateStore, dataset: str, engine: Engine, wanted: Wanted) -> None:

@@ -240,8 +240,9 @@ def main() -> None:
     if likeliest is not None:
         left = StateStore(arguments.store, states_recipe(target, settings, recipe.dtype))
         if missing:
-            size = parse_settings(EngineSettings, arguments.engine).batch_size
-            converted = convert_found(samples, arguments.dataset, left, states, likeliest, size, log)
+            with_last = settings.model_copy(update={"top_tokens": None})
+            left_each = bytes_per_token(with_last, *shape_of(target, settings))
+            converted = convert_found(samples, arguments.dataset, left, states, likeliest, left_each, log)
             missing = _missing(samples, states)
     if missing:
         capture_missing(missing, states, recipe, target, likeliest, arguments, log)

@@ -20,6 +20,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from eyrie.eagle3.initialise import drafter_config, initialise_from_target, init
 from eyrie.eagle3.least_squares import initialise_by_least_squares
 from eyrie.eagle3.model import Drafter
 from eyrie.eagle3.processes import Processes, choose_device, joined
-from eyrie.eagle3.run_state import STATE_FILE, RunState, keep_weights, read_run
+from eyrie.eagle3.run_state import STATE_FILE, RunState, held, keep_weights, read_run
 from eyrie.eagle3.samples import (
     Captures,
     CheckedStates,
@@ -49,6 +50,7 @@ from eyrie.eagle3.vocabulary import read_vocabulary
 from eyrie.eagle3.warm_start import start_from
 from eyrie.provenance import manifest_header
 from eyrie.records import content_key, read_json, sha256_file
+from eyrie.stopping import end_with_snakemake
 from eyrie.store import StateStore
 from eyrie.target import read_text_config
 from eyrie.target_weights import TargetWeights
@@ -174,8 +176,10 @@ def _run_on(
     training: TrainingSettings,
     device: torch.device,
     processes: Processes,
+    stack: ExitStack,
     log: logging.Logger,
 ) -> None:
+    """Train or find the run, and write the checkpoint. stack: holds the run's folder until all is done."""
     start = time.monotonic()
     settings = parse_settings(DrafterSettings, json.dumps(recipe["drafter"]))
     target = read_json(arguments.target)
@@ -187,6 +191,8 @@ def _run_on(
     _check_fits(training, captures, rows)
     key = _run_key(recipe, captures, token_ids, rows, device.type, arguments.warm_start)
     folder = arguments.store / "drafters" / key
+    if processes.first:
+        stack.enter_context(held(folder))
 
     text_config = read_text_config(arguments.target_path)
     weights = TargetWeights(arguments.target_path, target["files"])
@@ -268,6 +274,7 @@ def _training_settings(arguments: argparse.Namespace, recipe: Mapping[str, Any])
 
 def main() -> None:
     """Check the inputs, train or find the finished run, write the checkpoint."""
+    end_with_snakemake()
     arguments = _arguments()
     rank = int(os.environ.get("RANK", "0"))
     log = start_log(
@@ -284,8 +291,8 @@ def main() -> None:
         check_tensorboard()
     torch.set_num_threads(training.threads)
     device = choose_device(training.device)
-    with joined(device) as processes:
-        _run_on(arguments, recipe, training, device, processes, log)
+    with joined(device) as processes, ExitStack() as stack:
+        _run_on(arguments, recipe, training, device, processes, stack, log)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from eyrie.config import EngineSettings
-from eyrie.eagle3.samples import Row, _check_last_row
+from eyrie.eagle3.batches import candidate_places
+from eyrie.eagle3.samples import Row, StoredSamples
 from eyrie.engines.checks import TWICE, check_against_reference, checked_states, reference_of
 from eyrie.engines.in_process import InProcessEngine
 from eyrie.engines.replies import Failure
@@ -238,14 +240,28 @@ def test_rows_of_any_other_place_are_found_out(rolled: int, data: st.DataObject)
         reader._check_embedding(rows.roll(rolled, dims=0), ids)
 
 
-def test_training_refuses_an_empty_row_where_it_would_look_there() -> None:
+class Loaded:
+    """States as the store gives them."""
+
+    def __init__(self, states: States) -> None:
+        self._states = states
+
+    def load(self, rows: Sequence[Row]) -> list[States]:
+        return [self._states for _ in rows]
+
+
+@pytest.mark.parametrize(("mask_shift", "refused"), [("aligned", False), ("shifted", True), ("legacy", True)])
+def test_training_refuses_an_empty_row_where_it_would_look_there(mask_shift: str, refused: bool) -> None:
     ids, mask = torch.tensor([*IDS, 3]), torch.tensor([False, *([True] * 9)])
     row = Row("key", "row 1", "questions", "train", ids, mask, greedy=True, supervision="all")
     aux = torch.ones(10, 4)
     aux[-1] = 0
-    with pytest.raises(StoreError, match="have no row for the last token"):
-        _check_last_row(row, States(ids.tolist(), aux, aux))
-    _check_last_row(row, States(ids.tolist(), torch.ones(10, 4), aux))
+    places = candidate_places(mask, mask_shift)
+    assert (9 in places.tolist()) == refused
+    empty: Any = Loaded(States(ids.tolist(), aux, aux))
+    samples = StoredSamples([row], [torch.zeros(len(places), dtype=torch.int32)], empty, mask_shift)
+    with pytest.raises(StoreError, match="have no row for the last token") if refused else nullcontext():
+        samples.load([0])
 
 
 # The job as a whole.

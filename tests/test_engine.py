@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from eyrie.chat import Chat
 from eyrie.config import EngineSettings, SamplingSettings
 from eyrie.engines import Answered, Prompt
 from eyrie.engines.checks import check_against_reference
-from eyrie.engines.in_process import InProcessEngine, _common_length, _cut_by_tokens, _sample
+from eyrie.engines.in_process import InProcessEngine, _common_length, _sample
 from eyrie.records import content_key
 from eyrie.stopping import Stopped, StopRequest
 from eyrie.store import StoreError
@@ -179,18 +178,6 @@ def test_captured_states_are_those_of_the_answering_pass() -> None:
         torch.testing.assert_close(states.aux, expected.aux, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(states.last, expected.last, rtol=1e-3, atol=1e-3)
         assert check_against_reference(target(), states) < 1e-4
-
-
-@given(st.lists(st.integers(1, 9), max_size=12), st.integers(1, 5), st.integers(1, 20))
-def test_groups_hold_every_sample_and_few_tokens(lengths: list[int], most: int, tokens: int) -> None:
-    samples = [[0] * length for length in sorted(lengths)]
-    groups = list(_cut_by_tokens(samples, most, tokens))
-    assert [one for group in groups for one in group] == samples
-    for group in groups:
-        assert 1 <= len(group) <= most
-        assert len(group) == 1 or sum(map(len, group)) <= tokens
-    for group, after in itertools.pairwise(groups):
-        assert len(group) == most or sum(map(len, group)) + len(after[0]) > tokens
 
 
 def test_captured_alone_means_the_same_bytes_in_any_company() -> None:

@@ -129,6 +129,6 @@ def test_no_room_is_told_before_any_work(stages: Stages, monkeypatch: pytest.Mon
     assert type(told.value).__name__ == "DiskError" and DATASET in str(told.value)
     stages.write_prompts(map(question, range(QUESTIONS + 1)))
     monkeypatch.setattr("tiny_target.STATES", {**SETTINGS, "disk_reserve": 10**18})
-    with pytest.raises(Exception, match=r"tokens of questions at most take"):
+    with pytest.raises(Exception, match=r"tokens of questions at least take"):
         stages.answer()
     logging.getLogger().handlers.clear()

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from eyrie.config import ConfigError, TrainingSettings
 from eyrie.eagle3 import run_state, trainer, training_log
-from eyrie.eagle3.run_state import RunState
+from eyrie.eagle3.run_state import RunState, held
 from eyrie.eagle3.training_log import rewind
 from eyrie.records import read_json, read_jsonl, write_jsonl
 from eyrie.store import StoreError
@@ -320,3 +320,11 @@ def test_a_device_that_is_not_there_is_an_error(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"training.device: cuda needs a CUDA device"):
         run(monkeypatch, [*build.arguments(tmp_path / "out"), "--aside", '{"device": "cuda"}'])
+
+
+def test_a_run_has_one_trainer_at_a_time(tmp_path: Path) -> None:
+    refused = pytest.raises(StoreError, match="by another process")
+    with held(tmp_path / "run"), refused, held(tmp_path / "run"):
+        pass
+    with held(tmp_path / "run"):
+        pass

@@ -65,6 +65,17 @@ def check_disk(store: Path, tokens: int, each: int, reserve: int, what: str, log
         )
 
 
+def warn_of_disk(store: Path, most: int, reserve: int, what: str, log: logging.Logger) -> None:
+    """Say where what is stored may come to more than there is room for; most: bytes, if all gets longest."""
+    free = _free(store)
+    if most > free - reserve:
+        log.warning(
+            "%s may take up to %s, and %s are free: if answers are long the disk fills up before the end. "
+            "What is stored by then is kept, and the same command goes on from there",
+            *(what, size_of(most), size_of(free)),
+        )
+
+
 def _free(store: Path) -> int:
     """Bytes that may still be written where the store lies, or will lie."""
     there = next(folder for folder in (store, *store.absolute().parents) if folder.exists())

@@ -117,7 +117,7 @@ class EngineSettings(Settings):
     engine's servers, of kind vllm and on the same host, whose command has them leave states:
     configs/vllm-capture.yaml shows one. answers: so, too, do the answering jobs, in the same pass, and the
     capture jobs ask for the others alone. An answer's states then have none for its last token: a row of
-    zeros, which training with mask_shift: legacy refuses."""
+    zeros, which training refuses but with mask_shift: aligned."""
     served_model: str | None = None
     """The model's name in the server; null: the only one that it lists."""
     context_length: Positive | None = None

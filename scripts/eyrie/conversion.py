@@ -13,6 +13,7 @@ from eyrie.config import ConfigError
 from eyrie.console import Progress
 from eyrie.eagle3.vocabulary import read_vocabulary
 from eyrie.encoding import Encoded, decode
+from eyrie.groups import GROUP_BYTES, groups
 from eyrie.store import StateRef, StateStore, StoreError
 from eyrie.target_weights import TargetWeights
 from eyrie.top_tokens import Likeliest, vocabulary_digest
@@ -24,12 +25,12 @@ def convert_found(
     left: StateStore,
     states: StateStore,
     likeliest: Likeliest,
-    group_size: int,
+    each: int,
     log: logging.Logger,
 ) -> int:
     """Store the samples {key: row} whose last states are in `left` with top tokens instead; returns how many.
 
-    The layers are taken over to the bit, and the target is not run.
+    The layers are taken over to the bit, and the target is not run. each: bytes of a token in `left`.
     """
     with states.writer(dataset) as writer:
         done = states.find(samples)
@@ -38,8 +39,8 @@ def convert_found(
         if not refs:
             return 0
         progress = Progress(sum(ref.tokens for ref in refs), "tokens converted", log)
-        for start in range(0, len(refs), group_size):
-            group = refs[start : start + group_size]
+        most = GROUP_BYTES // each
+        for group in groups(refs, [ref.tokens for ref in refs], len(refs), most):
             pairs = zip(group, left.read(group), strict=True)
             writer.add_encoded([_converted(ref, stored, likeliest) for ref, stored in pairs])
             progress.advance(sum(ref.tokens for ref in group))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,25 @@ from eyrie.store import StoreError
 _CURVE_POINTS = 100
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 STATE_FILE = "state.safetensors"
+_LOCK = "lock"
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep a run's folder from every other process for as long as the block; made where it is not there.
+
+    Raises StoreError where another process has it: a training that a killed build left behind, say.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StoreError(
+                f"{folder} is being trained in by another process\n  expected: one at a time\n"
+                "  change: wait for the other training, or stop it, and run again"
+            ) from error
+        yield
 
 
 @dataclass

@@ -257,8 +257,8 @@ def _check_last_row(row: Row, states: States) -> None:
     if not states.aux[-1].any():
         raise StoreError(
             f"the hidden states of row {row.id} of dataset {row.dataset} have no row for the last token: "
-            "they were left by the pass that answered\n  expected a row for each token, since with "
-            "mask_shift: legacy the prediction past the end is learnt, too\n  change: training.mask_shift: "
+            "they were left by the pass that answered\n  expected a row for each token, since every "
+            "mask_shift but aligned learns the prediction past the end, too\n  change: training.mask_shift: "
             "aligned, or engine.capture: server and another folder `work`, and capture anew"
         )
 
@@ -306,7 +306,7 @@ class StoredSamples(Sequence[Sample]):
         """The samples at the indices, with their states."""
         rows = [self._rows[index] for index in indices]
         loaded = self._states.load(rows)
-        if self._mask_shift == "legacy":
+        if self._mask_shift != "aligned":
             for row, states in zip(rows, loaded, strict=True):
                 _check_last_row(row, states)
         return [

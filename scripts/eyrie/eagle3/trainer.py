@@ -113,7 +113,6 @@ class _Loop:
         progress = Progress(left, "tokens", self.log)
         for step in range(state.step, total):
             line = self._step(step, work)
-            self._check_finite(line["loss"])
             progress.advance(line["tokens"], f"step {state.step} of {total}, loss {line['loss']:.3f}")
             if lines is not None:
                 lines.add_step(line)
@@ -156,6 +155,8 @@ class _Loop:
         processes.add_up([parameter.grad for parameter in parameters if parameter.grad is not None])
         processes.add_up([loss, figures.sums])
         norm = torch.nn.utils.clip_grad_norm_(parameters, settings.clip_norm)
+        self._check_finite("loss", float(loss), step + 1)
+        self._check_finite("norm of the gradient", float(norm), step + 1)
         self.optimiser.step()
         self.optimiser.zero_grad()
         self.state.losses.append(float(loss))
@@ -173,10 +174,10 @@ class _Loop:
     def _parameters(self) -> list[torch.nn.Parameter]:
         return list(self.drafter.parameters())
 
-    def _check_finite(self, loss: float) -> None:
-        if not math.isfinite(loss):
+    def _check_finite(self, what: str, value: float, step: int) -> None:
+        if not math.isfinite(value):
             raise GateError(
-                f"the loss is {loss} at step {self.state.step}; expected a number\n"
+                f"the {what} is {value} at step {step}; expected a number\n"
                 "  change: a lower training.learning_rate or training.clip_norm"
             )
 

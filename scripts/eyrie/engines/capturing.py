@@ -10,20 +10,19 @@ import torch
 
 from eyrie.config import SamplingSettings
 from eyrie.engines import Answered, EngineError
-from eyrie.engines.checks import next_tokens
+from eyrie.engines.checks import agreeing
 from eyrie.engines.requesting import RequestingEngine
 from eyrie.gates import GateError
+from eyrie.groups import GROUP_BYTES
 from eyrie.records import content_key
 from eyrie.store import States
 
 _LOG = logging.getLogger(__name__)
 
-# Groups are shards of the store: see in_process.py.
-_GROUP_BYTES = 1 << 28
 # Samples a group whose last state is held against the token that the server answered. The head is read once
 # for them, which for each sample by itself would take longer than its prefill.
 _CHECKED = 16
-# Near ties aside all must agree; few samples may be near ties alone.
+# Near ties count as agreeing; of the others some may be rounding of 16 bits through many layers.
 _AGREEMENT = 0.75
 
 
@@ -55,7 +54,7 @@ class ServerCapture:
                 assert one.states is not None
                 group.append(one)
                 size += _bytes(one.states)
-                if size >= _GROUP_BYTES:
+                if size >= GROUP_BYTES:
                     yield self._checked(group)
                     group, size = [], 0
         if group:
@@ -73,11 +72,12 @@ class ServerCapture:
         states = [one.states for one in group if one.states is not None]
         lasts = torch.stack([one.last[-1] for one in states[:_CHECKED] if one.last is not None])
         answers = torch.tensor([one.token_ids[0] for one in group[: len(lasts)]])
-        agreed = int((next_tokens(lasts, self._head) == answers).sum())
-        _LOG.info("the last states give the server's own next token for %d of %d samples", agreed, len(lasts))
+        agreed = agreeing(lasts, answers, self._head)
+        seen = f"the last states give the server's own next token for {agreed} of {len(lasts)} samples"
+        _LOG.info(seen)
         if agreed < _AGREEMENT * len(lasts):
             raise GateError(
-                f"the last states give the server's own next token for {agreed} of {len(lasts)} samples\n"
+                f"{seen}\n"
                 f"  expected: all but near ties, at least {_AGREEMENT:.0%}\n"
                 "  change: the last of the layers in the server's command, which must be the state before "
                 "the final norm; or target.path, whose norm and head must be the served model's"

@@ -21,6 +21,9 @@ from eyrie.target import Target
 # 8 bits of mantissa and computing in another batch, with other sums, may do.
 _REFERENCE_LIMITS = {"float32": 0.02, "bfloat16": 0.2, "float16": 0.05}
 
+# Two engines' rounding decides between tokens whose logits are so near, as a share of the logits' spread.
+_NEAR_TIE = 0.1
+
 LAST = "last"
 RAW = "last before the final norm"
 TWICE = "last normed twice"
@@ -135,6 +138,16 @@ def check_against_reference(
     names: list[int | str] = [*(target.layer_ids if layer_ids is None else layer_ids), LAST]
     columns = [*torch.split(states.aux, target.hidden_size, dim=1), states.last]
     return max(reference.difference(name, seen, limit) for name, seen in zip(names, columns, strict=True))
+
+
+def agreeing(states: torch.Tensor, tokens: torch.Tensor, head: torch.Tensor) -> int:
+    """Of how many last states [N, H] these tokens [N] are the likeliest next ones, near ties included.
+
+    A tie is near where the token's logit is less than a tenth of the logits' spread below the best.
+    """
+    logits = states.float() @ head.float().t()
+    below = logits.amax(dim=-1) - logits.gather(1, tokens[:, None])[:, 0]
+    return int((below <= _NEAR_TIE * logits.std(dim=-1)).sum())
 
 
 def next_tokens(states: torch.Tensor, head: torch.Tensor, rows: int = 256) -> torch.Tensor:

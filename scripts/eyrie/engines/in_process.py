@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from eyrie.config import EngineSettings, SamplingSettings
 from eyrie.engines import Answered, FinishReason, Follow, Prompt, Result
 from eyrie.engines.checks import check_against_reference, checked_states
+from eyrie.groups import GROUP_BYTES, groups
 from eyrie.kv_cache import is_stackable, repeated, stacked
 from eyrie.records import content_key
 from eyrie.stopping import StopRequest
@@ -30,10 +31,6 @@ _RUNNING_SHARE = 0.9
 # in the processor's cache. Samples of 40 tokens go 1.4 times as fast eight at once as one by one; from 200
 # tokens on there is nothing to gain.
 _PASS_TOKENS = 1024
-
-# States of one group of samples, which is one shard: enough for few large files, and little enough that a
-# kill costs minutes.
-_GROUP_BYTES = 1 << 28
 
 
 @dataclass
@@ -173,12 +170,12 @@ class InProcessEngine:
         """The passes that the samples are run in, by group: a group becomes a shard of the store.
 
         Samples of about one length are in a pass of about _PASS_TOKENS tokens, and a group holds batch_size
-        samples and _GROUP_BYTES of states at most.
+        samples and GROUP_BYTES of states at most.
         """
         ordered = sorted(samples, key=lambda ids: (len(ids), ids))
         values = (len(self.target.layer_ids) + 1) * self.target.hidden_size
-        tokens = _GROUP_BYTES // (values * DTYPES[state_dtype].itemsize)
-        for group in _cut_by_tokens(ordered, self.settings.batch_size, tokens):
+        tokens = GROUP_BYTES // (values * DTYPES[state_dtype].itemsize)
+        for group in groups(ordered, list(map(len, ordered)), self.settings.batch_size, tokens):
             rows = 1 if self.settings.batch_independent else max(1, _PASS_TOKENS // len(group[-1]))
             yield list(_cut(group, rows))
 
@@ -273,18 +270,6 @@ def _by_length(prompts: Iterable[Prompt]) -> list[Prompt]:
 def _cut(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
-
-
-def _cut_by_tokens(samples: Sequence[list[int]], most: int, tokens: int) -> Iterator[Sequence[list[int]]]:
-    """Runs of at most `most` samples and, where there is more than one, of at most `tokens` tokens."""
-    start = total = 0
-    for place, sample in enumerate(samples):
-        if place > start and (place - start == most or total + len(sample) > tokens):
-            yield samples[start:place]
-            start, total = place, 0
-        total += len(sample)
-    if start < len(samples):
-        yield samples[start:]
 
 
 def _left_mask(rows: Sequence[list[int]]) -> torch.Tensor:

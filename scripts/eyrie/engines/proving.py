@@ -7,15 +7,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from eyrie.engines.checks import check_against_reference
+import torch
+
+from eyrie.engines.checks import agreeing, check_against_reference
 from eyrie.engines.numbering import note_proof, proved
 from eyrie.engines.opening import Wanted
 from eyrie.states import default_layer_ids
-from eyrie.store import States, StateStore
+from eyrie.store import States, StateStore, StoreError
 from eyrie.target import Target
+from eyrie.target_weights import TargetWeights
 
 # Weights of 16 bits are twice as large in float32, and other jobs need memory, too.
 _MEMORY_OF_WEIGHTS = 4
+# Near ties count as agreeing; of the others some may be rounding of 16 bits through many layers.
+_AGREEMENT = 0.75
 
 
 def prove_layers(
@@ -34,6 +39,8 @@ def prove_layers(
     facts = {
         "engine": engine["engine"],
         "version": engine.get("version") or version("transformers"),
+        # What a command names itself, rather than by {layer_ids}, is no other setting.
+        "command": engine.get("command"),
         "dtype": engine["dtype"],
         "target_revision": wanted.target["revision"],
         "layer_ids": wanted.states.layer_ids or default_layer_ids(wanted.target["layers"]),
@@ -43,7 +50,8 @@ def prove_layers(
     def prove() -> dict[str, Any]:
         states = sample()
         if target is None and not fits(wanted.path):
-            # The sample has passed the anchors on its way: see state_files.py and capturing.py.
+            # Layer 0 was held against the embedding when the sample was read: see state_files.py.
+            check_next_tokens(states, len(wanted.canary_prompt), wanted)
             return {"proof": "anchors"}
         model = target or Target(wanted.path, "float32", facts["layer_ids"])
         difference = check_against_reference(model, whole_rows(states), dtype=facts["dtype"])
@@ -51,6 +59,25 @@ def prove_layers(
         return {"proof": "reference", "compared_with": compared, "difference": round(difference, 4)}
 
     note_proof(store, dataset, proved(store, facts, prove))
+
+
+def check_next_tokens(states: States, prompt: int, wanted: Wanted) -> None:
+    """Hold the last states of a greedy answer, after `prompt` tokens, to its tokens. Raises StoreError.
+
+    A sample without an answer is held to the server's own token by capturing.py.
+    """
+    answer = states.token_ids[prompt:]
+    if not answer or states.last is None:
+        return
+    head = TargetWeights(wanted.path, wanted.target["files"]).head()
+    agreed = agreeing(states.last[prompt - 1 : -1], torch.tensor(answer), head)
+    if agreed < _AGREEMENT * len(answer):
+        raise StoreError(
+            f"the last states give {agreed} of {len(answer)} tokens of the server's own greedy answer\n"
+            f"  expected: all but near ties, at least {_AGREEMENT:.0%}\n"
+            "  change: the last of the layers in the server's command, which must be the state before the "
+            "final norm; or target.path, whose norm and head must be the served model's"
+        )
 
 
 def whole_rows(states: States) -> States:
