@@ -122,9 +122,12 @@ async def serve(tokens_per_second: float) -> None:
 # The two clients; each measurement is a process of its own.
 
 
-def prompts(count: int, vocabulary: int) -> Iterator[tuple[str, list[int]]]:
-    """Prompts of random tokens; the first token is the prompt's number, where the vocabulary has so many."""
-    draw = random.Random(0)
+def prompts(count: int, vocabulary: int, seed: int) -> Iterator[tuple[str, list[int]]]:
+    """Prompts of random tokens; the first token is the prompt's number, where the vocabulary has so many.
+
+    seed: each way has its own, or a real server would have the second one's prompts in its cache.
+    """
+    draw = random.Random(seed)
     for number in range(count):
         ids = [draw.randrange(3, min(vocabulary, 20_000)) for _ in range(PROMPT_TOKENS)]
         ids[0] = number if vocabulary > count else ids[0]
@@ -139,7 +142,9 @@ def ask_as_eyrie_does(arguments: argparse.Namespace, folder: Path) -> tuple[int,
     engine = RequestingEngine([arguments.url], dialect, settings, StopRequest(0.0))
     answered = 0
     with Journal(folder / "answers.jsonl") as journal:
-        for group in engine.answer(prompts(arguments.prompts, arguments.vocabulary), sampling_of(arguments)):
+        for group in engine.answer(
+            prompts(arguments.prompts, arguments.vocabulary, 0), sampling_of(arguments)
+        ):
             rows = [
                 {"key": one.key, "token_ids": one.token_ids, "finish_reason": one.finish_reason}
                 for one in group
@@ -167,7 +172,7 @@ def ask_plainly(arguments: argparse.Namespace, folder: Path) -> tuple[int, dict[
 
     results = []
     with ThreadPoolExecutor(SLOTS) as pool, (folder / "answers.jsonl").open("w") as file:
-        asked = prompts(arguments.prompts, arguments.vocabulary)
+        asked = prompts(arguments.prompts, arguments.vocabulary, 1)
         futures = [pool.submit(one_answer, key, ids) for key, ids in asked]
         for future in as_completed(futures):
             results.append(future.result())
