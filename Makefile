@@ -10,6 +10,8 @@ TINY := models/tiny
 VLLM := .venv-vllm
 # speculators, whose trainer the tests compare ours with, does so too.
 ORACLE := .venv-oracle
+# Tests run two at a time; `make test WORKERS=` runs them one after the other.
+WORKERS ?= --numprocesses 2 --dist loadfile
 # More for Snakemake: make ARGS="--cores 1 openthoughts"
 ARGS ?= --cores all
 # pip's own checks for a newer pip say nothing about this build.
@@ -32,10 +34,10 @@ plan: $(BIN)/.ready ## Say what `make` would do
 	snakemake --dry-run --quiet rules $(ARGS)
 
 test: $(BIN)/.ready-dev $(TARGET)/SOURCE.json ## Run all tests
-	pytest --numprocesses 2 --dist loadfile
+	pytest $(WORKERS)
 
 test-fast: $(BIN)/.ready-dev ## Run the tests that take seconds
-	pytest --numprocesses 2 --dist loadfile -m "not target and not build"
+	pytest $(WORKERS) -m "not target and not build"
 
 lint: $(BIN)/.ready-dev ## Check style and types
 	ruff check
