@@ -18,23 +18,23 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from eyrie.config import Config, ConfigError
 from eyrie.config_files import read_config
 from eyrie.console import run_command, start_log
-from eyrie.serving import HOST, URLS_VARIABLE, Kept, Server, arriving_files, fill_command, free_port
-from eyrie.states import command_values
+from eyrie.engines.starting import started
+from eyrie.serving import URLS_VARIABLE, Kept, Server
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What a command has beyond the grace of its jobs to end after a signal.
 _SECONDS_TO_END = 60.0
-_HEALTH_PATHS = {"vllm": "/health", "sglang": "/ready"}
 
 
-def server_of(config: Config) -> Server:
+@contextmanager
+def server_of(config: Config) -> Iterator[Server]:
     """The server that the configuration's engine section starts. Raises ConfigError where it starts none."""
     engine = config.engine
     if engine.kind == "in_process" or engine.command is None:
@@ -43,24 +43,11 @@ def server_of(config: Config) -> Server:
             "  expected: a server's kind (vllm, sglang) and the command that starts it\n"
             "  change: engine.kind and engine.command, or run the command without with_server.py"
         )
-    port = free_port()
-    values: dict[str, object] = {"model": config.target.path, "host": HOST, "port": port}
-    if engine.capture != "in_process":
-        values |= command_values(config.hidden_states, config.target.path, arriving_folder(config))
-    return Server(
-        fill_command(engine.command, **values),
-        f"http://{HOST}:{port}",
-        log=config.work / "logs" / "server.log",
-        ready_timeout=engine.ready_timeout,
-        stop_grace=engine.stop_grace,
-        health_path=_HEALTH_PATHS[engine.kind],
-        restarts=engine.restarts,
-    )
-
-
-def arriving_folder(config: Config) -> Path:
-    """Where the server leaves hidden states until the jobs take them."""
-    return config.work / "store" / "arriving" / "shared"
+    # Where the server leaves hidden states until the jobs take them.
+    arriving = config.work / "store" / "arriving" / "shared"
+    log = config.work / "logs" / "server.log"
+    with started(engine, engine.command, config.target.path, config.hidden_states, arriving, log) as server:
+        yield server
 
 
 class Beside:
@@ -116,9 +103,7 @@ def main() -> None:
     arguments = parser.parse_args()
     start_log("with_server", None)
     config = read_config(arguments.config)
-    takes_states = config.engine.capture != "in_process"
-    files = arriving_files(arriving_folder(config)) if takes_states else nullcontext()
-    with files, server_of(config) as server:
+    with server_of(config) as server:
         status = Beside(server, arguments.command, config.engine.stop_grace).run()
     sys.exit(status)
 

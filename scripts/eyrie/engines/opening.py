@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +20,14 @@ from eyrie.engines.identity import Expected, prove
 from eyrie.engines.replies import AnswerRules, Dialect
 from eyrie.engines.requesting import RequestingEngine
 from eyrie.engines.sglang import Sglang
+from eyrie.engines.starting import started
 from eyrie.engines.vllm import Vllm, served_model
-from eyrie.serving import HOST, Server, arriving_files, fill_command, free_port, server_urls
-from eyrie.states import command_values, default_layer_ids, served_layer_ids
+from eyrie.serving import server_urls
+from eyrie.states import default_layer_ids, served_layer_ids
 from eyrie.stopping import StopRequest, unless_stopped
 
 if TYPE_CHECKING:
+    from eyrie.engines.in_process import InProcessEngine
     from eyrie.engines.state_files import StateReader
     from eyrie.target_weights import TargetWeights
 
@@ -62,12 +64,7 @@ def open_engine(settings: EngineSettings, wanted: Wanted, stop: StopRequest) -> 
     Raises BuildError where it can't be had or is not what was asked for.
     """
     if settings.kind == "in_process":
-        # The target's library takes seconds to load, and servers need nothing of it.
-        from eyrie.engines.in_process import InProcessEngine  # noqa: PLC0415
-        from eyrie.target import Target  # noqa: PLC0415
-
-        target = Target(wanted.path, wanted.dtype, wanted.states.layer_ids)
-        yield InProcessEngine(target, settings, wanted.states.computed_dtype, stop)
+        yield _in_process(settings, wanted, stop)
         return
     reader = None
     if settings.capture == "answers":
@@ -85,11 +82,7 @@ def open_capture(
     Raises BuildError where it can't be had or is not what was asked for.
     """
     if settings.capture == "in_process":
-        from eyrie.engines.in_process import InProcessEngine  # noqa: PLC0415 - see above
-        from eyrie.target import Target  # noqa: PLC0415
-
-        target = Target(wanted.path, wanted.dtype, wanted.states.layer_ids)
-        running = InProcessEngine(target, settings, wanted.states.computed_dtype, stop)
+        running = _in_process(settings, wanted, stop)
         yield running, running.described()
         return
     from eyrie.engines.capturing import ServerCapture  # noqa: PLC0415
@@ -97,6 +90,15 @@ def open_capture(
     with _requesting(settings, wanted, stop, _state_reader(wanted, with_answer=False)) as engine:
         head = _weights(wanted).head()
         yield ServerCapture(engine, head, wanted.sampling.max_in_flight), engine.described()
+
+
+def _in_process(settings: EngineSettings, wanted: Wanted, stop: StopRequest) -> InProcessEngine:
+    # The target's library takes seconds to load, and servers need nothing of it.
+    from eyrie.engines.in_process import InProcessEngine  # noqa: PLC0415
+    from eyrie.target import Target  # noqa: PLC0415
+
+    target = Target(wanted.path, wanted.dtype, wanted.states.layer_ids)
+    return InProcessEngine(target, settings, wanted.states.computed_dtype, stop)
 
 
 def _weights(wanted: Wanted) -> TargetWeights:
@@ -175,25 +177,15 @@ def _servers(
         if stop.requested:
             raise stop.stopped()
 
-    port = free_port()
-    values: dict[str, object] = {"model": wanted.path, "host": HOST, "port": port}
-    files: AbstractContextManager[object] = nullcontext()
-    if settings.capture != "in_process":
-        values |= command_values(wanted.states, wanted.path, wanted.arriving)
-        files = arriving_files(wanted.arriving)
-    with (
-        files,
-        Server(
-            fill_command(settings.command, **values),
-            f"http://{HOST}:{port}",
-            log=wanted.server_log,
-            ready_timeout=settings.ready_timeout,
-            stop_grace=settings.stop_grace,
-            health_path=(Sglang if settings.kind == "sglang" else Vllm).health_path,
-            on_wait=leave_off_when_asked,
-            restarts=settings.restarts,
-        ) as server,
-    ):
+    with started(
+        settings,
+        settings.command,
+        wanted.path,
+        wanted.states,
+        wanted.arriving,
+        wanted.server_log,
+        leave_off_when_asked,
+    ) as server:
         yield [server.url], settings.command, server.check
 
 
