@@ -10,7 +10,7 @@ from typing import Any
 
 from eyrie.config import HiddenStatesSettings
 from eyrie.errors import BuildError
-from eyrie.states import default_layer_ids
+from eyrie.states import wanted_layer_ids
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 _ID, _SCALE, _LOG, _MASS = 4, 4, 2, 4
@@ -40,7 +40,7 @@ def bytes_per_token(
 
 def shape_of(target: Mapping[str, Any], settings: HiddenStatesSettings) -> tuple[int, int]:
     """Hidden size and number of captured layers of a target, by what target.json holds."""
-    return target["hidden_size"], len(settings.layer_ids or default_layer_ids(target["layers"]))
+    return target["hidden_size"], len(wanted_layer_ids(settings, target["layers"]))
 
 
 def check_disk(store: Path, tokens: int, each: int, reserve: int, what: str, log: logging.Logger) -> None:

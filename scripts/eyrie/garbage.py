@@ -21,7 +21,7 @@ from eyrie.journals import answers_key, journal_rows, rewrite_journal, writers_s
 from eyrie.recipes import ANSWERING_VERSION, answers_recipe
 from eyrie.records import RecordError, read_json, sha256_file
 from eyrie.settings import parse
-from eyrie.states import default_layer_ids
+from eyrie.states import states_recipe
 
 _INDEXES = "index-*.jsonl"
 
@@ -124,13 +124,9 @@ class Garbage:
         target = self._targets.get(config.target.name)
         if target is None:
             return True  # What it would be can't be told, so it may be this.
-        settings = config.hidden_states
-        wanted = (target["revision"], settings.layer_ids or default_layer_ids(target["layers"]))
-        numbers = (settings.dtype, config.target.dtype)
-        return wanted == (recipe["target_revision"], recipe["layer_ids"]) and numbers == (
-            recipe["dtype"],
-            recipe["compute_dtype"],
-        )
+        wanted = states_recipe(target, config.hidden_states, config.target.dtype)
+        # With top tokens or the last state: either may be made into what is wanted.
+        return all(recipe[name] == value for name, value in wanted.items())
 
     def _stranger(self, folder: Path) -> str | None:
         """Why nobody here can tell whether a recipe's work will be gone on with; None where it won't."""

@@ -25,6 +25,11 @@ def default_layer_ids(layers: int) -> list[int]:
     return ids
 
 
+def wanted_layer_ids(settings: HiddenStatesSettings, layers: int) -> list[int]:
+    """The layers to capture of a target with so many. Raises ConfigError as default_layer_ids does."""
+    return settings.layer_ids or default_layer_ids(layers)
+
+
 def states_recipe(
     target: Mapping[str, Any],
     settings: HiddenStatesSettings,
@@ -39,7 +44,7 @@ def states_recipe(
     top = {"top_tokens": settings.top_tokens, "draft_vocabulary": draft_vocabulary}
     return {
         "target_revision": target["revision"],
-        "layer_ids": settings.layer_ids or default_layer_ids(target["layers"]),
+        "layer_ids": wanted_layer_ids(settings, target["layers"]),
         "dtype": settings.dtype,
         "compute_dtype": compute_dtype,
         **({} if draft_vocabulary is None else top),
@@ -66,5 +71,5 @@ def command_values(settings: HiddenStatesSettings, target_path: Path, arriving: 
         raise ConfigError(
             f"target.path: expected {target_path}/config.json with num_hidden_layers, but: {error!r}"
         ) from error
-    ids = served_layer_ids(settings.layer_ids or default_layer_ids(layers), layers)
+    ids = served_layer_ids(wanted_layer_ids(settings, layers), layers)
     return {"states": str(arriving.resolve()), "layer_ids": json.dumps(ids)}

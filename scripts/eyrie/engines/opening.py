@@ -23,7 +23,7 @@ from eyrie.engines.sglang import Sglang
 from eyrie.engines.starting import started
 from eyrie.engines.vllm import Vllm, served_model
 from eyrie.serving import server_urls
-from eyrie.states import default_layer_ids, served_layer_ids
+from eyrie.states import served_layer_ids, wanted_layer_ids
 from eyrie.stopping import StopRequest, unless_stopped
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _state_reader(wanted: Wanted, with_answer: bool) -> StateReader:
 
     weights, config = _weights(wanted), read_text_config(wanted.path)
     layers = wanted.target["layers"]
-    layer_ids = wanted.states.layer_ids or default_layer_ids(layers)
+    layer_ids = wanted_layer_ids(wanted.states, layers)
     return StateReader(
         layer_ids=layer_ids,
         served=served_layer_ids(layer_ids, layers),

@@ -12,7 +12,7 @@ import torch
 from eyrie.engines.checks import agreeing, check_against_reference
 from eyrie.engines.numbering import note_proof, proved
 from eyrie.engines.opening import Wanted
-from eyrie.states import default_layer_ids
+from eyrie.states import wanted_layer_ids
 from eyrie.store import States, StateStore, StoreError
 from eyrie.target import Target
 from eyrie.target_weights import TargetWeights
@@ -43,7 +43,7 @@ def prove_layers(
         "command": engine.get("command"),
         "dtype": engine["dtype"],
         "target_revision": wanted.target["revision"],
-        "layer_ids": wanted.states.layer_ids or default_layer_ids(wanted.target["layers"]),
+        "layer_ids": wanted_layer_ids(wanted.states, wanted.target["layers"]),
         "states_dtype": wanted.states.dtype,
     }
 
