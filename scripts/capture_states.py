@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -28,6 +27,7 @@ from eyrie.budget import bytes_per_token, check_disk, shape_of
 from eyrie.config import EngineSettings, HiddenStatesSettings, SamplingSettings, Settings, parse_settings
 from eyrie.console import Progress, run_command, start_log
 from eyrie.conversion import convert_found, make_likeliest
+from eyrie.eagle3.batches import target_choices
 from eyrie.engines.numbering import proofs_of
 from eyrie.gates import GateError
 from eyrie.provenance import manifest_header
@@ -169,12 +169,13 @@ def agreement(
     chosen = [key for key in sorted(samples) if samples[key]["greedy"]][:_AGREEING_SAMPLES]
     if not chosen:
         return None
-    agreed = tokens = 0
+    pairs, following = [], []
     for key, found in zip(chosen, states.load([refs[key] for key in chosen]), strict=True):
         places = torch.tensor(samples[key]["loss_mask"])[1:].nonzero()[:_AGREEING_TOKENS, 0]
-        following = torch.tensor(found.token_ids)[places + 1]
-        agreed += int((_choices(found, places, head) == following).sum())
-        tokens += len(places)
+        following.append(torch.tensor(found.token_ids)[places + 1])
+        pairs.append((found, places))
+    agreed = int((_choices(pairs, head) == torch.cat(following)).sum())
+    tokens = sum(map(len, following))
     if agreed < _AGREEMENT * tokens:
         raise GateError(
             f"the captured states give {agreed} of {tokens} tokens of greedy answers, of samples "
@@ -187,15 +188,12 @@ def agreement(
     return {"samples": len(chosen), "tokens": tokens, "share": round(agreed / tokens, 4) if tokens else 1.0}
 
 
-def _choices(found: States, places: torch.Tensor, head: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """The target's most likely token after each place."""
-    from eyrie.engines.checks import next_tokens  # noqa: PLC0415 - see above
-
+def _choices(pairs: Sequence[tuple[States, torch.Tensor]], head: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The target's most likely token after each place, sample after sample."""
     # Where the store keeps the distribution in the last state's place, it says which token was likeliest.
-    if found.top is not None:
-        return found.top.choices[places]
-    assert found.last is not None
-    return next_tokens(found.last[places], head())
+    told = [found.top.choices[places] for found, places in pairs if found.top is not None]
+    lasts = [found.last[places] for found, places in pairs if found.last is not None]
+    return torch.cat([*told, *target_choices(torch.cat(lasts), head())] if lasts else told)
 
 
 def _missing(samples: Mapping[str, Mapping[str, Any]], states: StateStore) -> list[list[int]]:
@@ -248,12 +246,9 @@ def main() -> None:
         capture_missing(missing, states, recipe, target, likeliest, arguments, log)
     refs = states.find(samples)
     check_found(refs, samples)
-
-    @cache
-    def head() -> torch.Tensor:
-        return TargetWeights(arguments.target_path, target["files"]).head()
-
-    agreed = agreement(samples, refs, states, head)
+    agreed = agreement(
+        samples, refs, states, lambda: TargetWeights(arguments.target_path, target["files"]).head()
+    )
     tokens = sum(len(row["input_ids"]) for row in rows)
     layer_ids = store_recipe["layer_ids"]
     write_json(

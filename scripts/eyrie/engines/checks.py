@@ -148,9 +148,3 @@ def agreeing(states: torch.Tensor, tokens: torch.Tensor, head: torch.Tensor) -> 
     logits = states.float() @ head.float().t()
     below = logits.amax(dim=-1) - logits.gather(1, tokens[:, None])[:, 0]
     return int((below <= _NEAR_TIE * logits.std(dim=-1)).sum())
-
-
-def next_tokens(states: torch.Tensor, head: torch.Tensor, rows: int = 256) -> torch.Tensor:
-    """The most likely token after each last state [N, H] under the head [V, H]: int64 [N]."""
-    weight = head.float()
-    return torch.cat([(part.float() @ weight.t()).argmax(dim=-1) for part in torch.split(states, rows)])
