@@ -32,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 from eyrie.config import Config, TrainingSettings, parse_config
 from eyrie.console import start_log
 from eyrie.eagle3.initialise import (
-    TargetWeights,
     drafter_config,
     initialise_from_target,
     initialise_randomly,
@@ -47,6 +46,7 @@ from eyrie.encoding import decode, encode
 from eyrie.records import read_json
 from eyrie.store import States, StateStore
 from eyrie.target import read_text_config
+from eyrie.target_weights import TargetWeights
 from eyrie.top_tokens import Likeliest
 
 DRAFT_TOKENS = 3

@@ -68,7 +68,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--recipe", required=True, help='JSON: {"version", "drafter", "training"}')
     parser.add_argument("--store", type=Path, required=True, help="the store's folder")
     parser.add_argument("--aside", default="{}", help="JSON: training settings that change no result")
-    parser.add_argument("--checkpoint-every", type=int, help="steps between saves; changes no result")
     parser.add_argument("--warm-start", type=Path, help="folder of a checkpoint to start from")
     parser.add_argument("--out-dir", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--training-log", type=Path, help="training.jsonl: a line for each step")
@@ -265,8 +264,6 @@ def _beyond_the_usual(run: RunState, kept: dict[str, Any] | None, device: torch.
 
 def _training_settings(arguments: argparse.Namespace, recipe: Mapping[str, Any]) -> TrainingSettings:
     settings = {**recipe, **json.loads(arguments.aside)}
-    if arguments.checkpoint_every is not None:
-        settings["checkpoint_every"] = arguments.checkpoint_every
     if arguments.warm_start is not None:
         settings["warm_start"] = str(arguments.warm_start)
     return parse_settings(TrainingSettings, json.dumps(settings))

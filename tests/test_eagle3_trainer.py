@@ -45,8 +45,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> TinyBuild:
 
 @pytest.fixture
 def build(original: TinyBuild, tmp_path: Path) -> TinyBuild:
-    shutil.copytree(original.folder, tmp_path / "build")
-    return TinyBuild(tmp_path / "build", tiny_recipe())
+    return original.copied(tmp_path / "build")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str]) -> None:
@@ -133,7 +132,7 @@ def test_saving_more_often_and_another_order_of_rows_change_nothing(
     path = build.folder / "tokenized_data.jsonl"
     write_jsonl(path, list(read_jsonl(path))[::-1])
     shutil.rmtree(build.store / "drafters")
-    run(monkeypatch, [*build.arguments(tmp_path / "second"), "--checkpoint-every", "1"])
+    run(monkeypatch, [*build.arguments(tmp_path / "second"), "--aside", json.dumps({"checkpoint_every": 1})])
     assert (tmp_path / "first" / "model.safetensors").read_bytes() == (
         tmp_path / "second" / "model.safetensors"
     ).read_bytes()

@@ -18,7 +18,7 @@ from eyrie.errors import BuildError
 from eyrie.gates import GateError
 from eyrie.records import RecordError, read_json, read_jsonl, write_json, write_jsonl
 from eyrie.store import States, StateStore, StoreError
-from tiny_eagle3 import LAYER_IDS, VOCABULARY, TinyBuild, make_tiny_build, tiny_recipe
+from tiny_eagle3 import LAYER_IDS, VOCABULARY, TinyBuild, make_tiny_build
 from training_runs import run
 
 
@@ -29,8 +29,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> TinyBuild:
 
 @pytest.fixture
 def build(original: TinyBuild, tmp_path: Path) -> TinyBuild:
-    shutil.copytree(original.folder, tmp_path / "build")
-    return TinyBuild(tmp_path / "build", tiny_recipe(epochs=1))
+    return original.copied(tmp_path / "build", epochs=1)
 
 
 def change_json(path: Path, change: Callable[[Any], None]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -25,8 +24,10 @@ from eyrie.encoding import States
 from eyrie.records import read_json, read_jsonl
 from eyrie.store import StateStore
 from eyrie.target_weights import TargetWeights
-from tiny_eagle3 import TinyBuild, make_tiny_build, tiny_recipe
+from tiny_eagle3 import TinyBuild, make_tiny_build
 from training_runs import farthest, files, forked, run, settings, trained
+
+SETTINGS = {"epochs": 2, "learning_rate": 1e-3}
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +37,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> TinyBuild:
 
 @pytest.fixture
 def build(original: TinyBuild, tmp_path: Path) -> TinyBuild:
-    return copied(original, tmp_path / "build")
-
-
-def copied(original: TinyBuild, folder: Path) -> TinyBuild:
-    shutil.copytree(original.folder, folder)
-    return TinyBuild(folder, tiny_recipe(epochs=2, learning_rate=1e-3))
+    return original.copied(tmp_path / "build", **SETTINGS)
 
 
 @pytest.mark.parametrize("normalisation", ["supervised", "positions"])
@@ -51,7 +47,7 @@ def test_parts_add_up_to_the_whole_step(
     """Samples alone, a few together, and the whole step: the same weights but for the sums' last digits."""
     weights = {}
     for limit in (None, 45, 1):
-        build = copied(original, tmp_path / str(limit))
+        build = original.copied(tmp_path / str(limit), **SETTINGS)
         settings(build, micro_batch_tokens=limit, loss_normalisation=normalisation)
         run(monkeypatch, build.arguments(tmp_path / f"out-{limit}"))
         weights[limit] = trained(build)
@@ -62,7 +58,7 @@ def test_parts_add_up_to_the_whole_step(
 def test_two_processes_train_what_one_does(
     original: TinyBuild, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    alone, together = (copied(original, tmp_path / name) for name in ("alone", "together"))
+    alone, together = (original.copied(tmp_path / name, **SETTINGS) for name in ("alone", "together"))
     settings(alone, micro_batch_tokens=20, initialise="least_squares")
     settings(together, initialise="least_squares")
     log = tmp_path / "training.jsonl"
@@ -152,7 +148,7 @@ def test_what_is_kept_changes_nothing(
 ) -> None:
     results = []
     for kept in (0, 1 << 30):
-        build = copied(original, tmp_path / str(kept))
+        build = original.copied(tmp_path / str(kept), **SETTINGS)
         with monkeypatch.context() as patch:
             patch.setattr(samples_module.CheckedStates.__init__, "__defaults__", (kept,))
             run(patch, build.arguments(tmp_path / f"out-{kept}"))

@@ -21,7 +21,7 @@ from eyrie.eagle3.run_state import RunState, held
 from eyrie.eagle3.training_log import rewind
 from eyrie.records import read_json, read_jsonl, write_jsonl
 from eyrie.store import StoreError
-from tiny_eagle3 import TinyBuild, make_tiny_build, random_drafter, tiny_recipe
+from tiny_eagle3 import TinyBuild, make_tiny_build, random_drafter
 from training_runs import files, run, settings, trained
 
 
@@ -36,12 +36,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> TinyBuild:
 
 @pytest.fixture
 def build(original: TinyBuild, tmp_path: Path) -> TinyBuild:
-    return copied(original, tmp_path / "build")
-
-
-def copied(original: TinyBuild, folder: Path) -> TinyBuild:
-    shutil.copytree(original.folder, folder)
-    return TinyBuild(folder, tiny_recipe())
+    return original.copied(tmp_path / "build")
 
 
 def point(step: int, epoch: int, length: float | None) -> dict[str, Any]:
@@ -223,7 +218,7 @@ def test_a_run_killed_anywhere_ends_with_the_same_bytes(
     """Between a step's line and its save, before and after a save, in a validation, and after it."""
 
     def made(name: str) -> tuple[TinyBuild, list[str]]:
-        build = copied(original, tmp_path / name)
+        build = original.copied(tmp_path / name)
         settings(build, validate_every=3, early_stop=2, micro_batch_tokens=40)
         out, log = tmp_path / f"{name}-out", tmp_path / f"{name}-out" / "training.jsonl"
         return build, [*build.arguments(out), "--training-log", str(log)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,11 @@ class TinyBuild:
     def store(self) -> Path:
         """The store's folder."""
         return self.folder / "store"
+
+    def copied(self, folder: Path, **training: Any) -> TinyBuild:
+        """The same in another folder, to be trained with these settings; of the recipe's own otherwise."""
+        shutil.copytree(self.folder, folder)
+        return TinyBuild(folder, tiny_recipe(**training))
 
     def arguments(self, out: Path, store: Path | None = None) -> list[str]:
         """train_drafter.py's command line."""

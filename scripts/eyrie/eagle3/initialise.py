@@ -12,8 +12,6 @@ from eyrie.config import ConfigError, DrafterSettings
 from eyrie.eagle3.model import Drafter, DrafterConfig
 from eyrie.target_weights import TargetWeights
 
-__all__ = ["TargetWeights", "drafter_config", "initialise_from_target", "initialise_randomly"]
-
 _LAYER_PARTS = (
     "input_layernorm",
     "post_attention_layernorm",
