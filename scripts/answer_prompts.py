@@ -37,7 +37,7 @@ from eyrie.config import (
 from eyrie.console import run_command, start_log
 from eyrie.conversations import Conversation, Followers
 from eyrie.degenerate import is_degenerate
-from eyrie.engines import Answered, Engine, EngineError, Failed, Follow, Prompt, Result
+from eyrie.engines import Answered, Engine, Follow, Prompt, Result
 from eyrie.engines.canary import CANARY_MESSAGES
 from eyrie.engines.opening import Wanted, open_engine
 from eyrie.gates import check_answers, check_samples
@@ -52,10 +52,7 @@ from eyrie.tokenized import TokenCounts, read_chats, read_target, sample_row
 from eyrie.turns import Dialogue
 
 if TYPE_CHECKING:
-    from eyrie.store import States, StateStore, StateWriter
-
-# Enough of an answer to see whether its states are those of its own tokens.
-_PROOF_TOKENS = 8
+    from eyrie.store import StateWriter
 
 
 class AnsweringRecipe(Settings):
@@ -238,7 +235,9 @@ def make_missing(
         engine = stack.enter_context(open_engine(settings, wanted, stop))
         answers.note_engine(engine.described())
         if store is not None:
-            prove_states(store, arguments.dataset, engine, wanted)
+            from eyrie.engines.proving import prove_answers  # noqa: PLC0415 - loads torch
+
+            prove_answers(store, arguments.dataset, engine, wanted)
         progress = AnsweringProgress(arguments.dataset, len(missing), log, _progress_path(arguments.log))
         answering = Answering(engine, journal, states, progress)
         answering.run(missing, sampling, follow)
@@ -259,23 +258,6 @@ def check_states_fit(
     check_disk(store, least, each, settings.disk_reserve, f"tokens of {dataset} at least", log)
     most = sum(len(ids) + wanted.sampling.max_new_tokens for _, ids in prompts)
     warn_of_disk(store, most * each, settings.disk_reserve, f"the states of {dataset}", log)
-
-
-def prove_states(store: StateStore, dataset: str, engine: Engine, wanted: Wanted) -> None:
-    """See that the states that answers leave are of the layers that they are called by. Raises StoreError."""
-    from eyrie.engines.proving import prove_layers  # noqa: PLC0415 - loads torch
-
-    def sample() -> States:
-        sampling = SamplingSettings(max_new_tokens=_PROOF_TOKENS)
-        results = engine.answer([(content_key(wanted.canary_prompt), wanted.canary_prompt)], sampling)
-        one = next(result for group in results for result in group)
-        if isinstance(one, Failed):
-            raise EngineError(f"no hidden states of the first sample: {one.reason}: {one.detail}")
-        assert one.states is not None
-        return one.states
-
-    target = getattr(engine, "target", None)
-    prove_layers(store, dataset, engine.described(), wanted, sample, target)
 
 
 def _progress_path(log: Path | None) -> Path | None:

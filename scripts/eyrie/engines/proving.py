@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 
+from eyrie.config import SamplingSettings
+from eyrie.engines import Engine, EngineError, Failed
 from eyrie.engines.checks import agreeing, check_against_reference
 from eyrie.engines.numbering import note_proof, proved
 from eyrie.engines.opening import Wanted
+from eyrie.records import content_key
 from eyrie.states import wanted_layer_ids
 from eyrie.store import States, StateStore, StoreError
 from eyrie.target import Target
@@ -19,6 +22,8 @@ from eyrie.target_weights import TargetWeights
 
 # Weights of 16 bits are twice as large in float32, and other jobs need memory, too.
 _MEMORY_OF_WEIGHTS = 4
+# Enough of an answer to see whether its states are those of its own tokens.
+_PROOF_TOKENS = 8
 # Near ties count as agreeing; of the others some may be rounding of 16 bits through many layers.
 _AGREEMENT = 0.75
 
@@ -59,6 +64,22 @@ def prove_layers(
         return {"proof": "reference", "compared_with": compared, "difference": round(difference, 4)}
 
     note_proof(store, dataset, proved(store, facts, prove))
+
+
+def prove_answers(store: StateStore, dataset: str, engine: Engine, wanted: Wanted) -> None:
+    """See that the states that answers leave are of the layers that they are called by. Raises StoreError."""
+
+    def sample() -> States:
+        sampling = SamplingSettings(max_new_tokens=_PROOF_TOKENS)
+        results = engine.answer([(content_key(wanted.canary_prompt), wanted.canary_prompt)], sampling)
+        one = next(result for group in results for result in group)
+        if isinstance(one, Failed):
+            raise EngineError(f"no hidden states of the first sample: {one.reason}: {one.detail}")
+        assert one.states is not None
+        return one.states
+
+    target = getattr(engine, "target", None)
+    prove_layers(store, dataset, engine.described(), wanted, sample, target)
 
 
 def check_next_tokens(states: States, prompt: int, wanted: Wanted) -> None:
