@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eyrie.budget import bytes_per_token, check_disk, shape_of, warn_of_disk
+from eyrie.budget import check_room_for_answers
 from eyrie.chat import Chat, ChatError
 from eyrie.config import (
     EngineSettings,
@@ -231,7 +231,11 @@ def make_missing(
         # Looked up again now that nobody else can add to them.
         missing = answers.missing(prompts)
         if states is not None:
-            check_states_fit(arguments.store, missing, wanted, arguments.dataset, log)
+            lengths = [len(ids) for _, ids in missing]
+            longest = wanted.sampling.max_new_tokens
+            check_room_for_answers(
+                arguments.store, lengths, longest, wanted.states, wanted.target, arguments.dataset, log
+            )
         engine = stack.enter_context(open_engine(settings, wanted, stop))
         answers.note_engine(engine.described())
         if store is not None:
@@ -242,22 +246,6 @@ def make_missing(
         answering = Answering(engine, journal, states, progress)
         answering.run(missing, sampling, follow)
         return answering.failed
-
-
-def check_states_fit(
-    store: Path, prompts: Sequence[Prompt], wanted: Wanted, dataset: str, log: logging.Logger
-) -> None:
-    """Refuse to begin where not even the prompts' states have room; warn where the longest answers' may not.
-
-    Raises DiskError.
-    """
-    # As this pass leaves them: it comes before any vocabulary.
-    settings = wanted.states.model_copy(update={"top_tokens": None})
-    each = bytes_per_token(settings, *shape_of(wanted.target, settings))
-    least = sum(len(ids) + 1 for _, ids in prompts)
-    check_disk(store, least, each, settings.disk_reserve, f"tokens of {dataset} at least", log)
-    most = sum(len(ids) + wanted.sampling.max_new_tokens for _, ids in prompts)
-    warn_of_disk(store, most * each, settings.disk_reserve, f"the states of {dataset}", log)
 
 
 def _progress_path(log: Path | None) -> Path | None:

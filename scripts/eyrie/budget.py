@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +65,29 @@ def check_disk(store: Path, tokens: int, each: int, reserve: int, what: str, log
         )
 
 
-def warn_of_disk(store: Path, most: int, reserve: int, what: str, log: logging.Logger) -> None:
-    """Say where what is stored may come to more than there is room for; most: bytes, if all gets longest."""
-    free = _free(store)
+def check_room_for_answers(
+    store: Path,
+    prompts: Sequence[int],
+    longest: int,
+    settings: HiddenStatesSettings,
+    target: Mapping[str, Any],
+    dataset: str,
+    log: logging.Logger,
+) -> None:
+    """Refuse to begin where not even the prompts' states have room; warn where the longest answers' may not.
+
+    prompts: their tokens. longest: tokens of the longest answer. Raises DiskError.
+    """
+    # As an answering pass leaves them: it comes before any vocabulary.
+    left = settings.model_copy(update={"top_tokens": None})
+    each, reserve = bytes_per_token(left, *shape_of(target, left)), settings.disk_reserve
+    check_disk(store, sum(prompts) + len(prompts), each, reserve, f"tokens of {dataset} at least", log)
+    most, free = (sum(prompts) + len(prompts) * longest) * each, _free(store)
     if most > free - reserve:
         log.warning(
-            "%s may take up to %s, and %s are free: if answers are long the disk fills up before the end. "
-            "What is stored by then is kept, and the same command goes on from there",
-            *(what, size_of(most), size_of(free)),
+            "the states of %s may take up to %s, and %s are free: if answers are long the disk fills up "
+            "before the end. What is stored by then is kept, and the same command goes on from there",
+            *(dataset, size_of(most), size_of(free)),
         )
 
 
