@@ -1,7 +1,8 @@
 """speculators 0.9.0 at the other end of a pipe, in its own environment (make oracle-env).
 
 Reads one JSON request a line and answers one JSON object a line; it is the only file that imports
-speculators. A case is a folder with `case.json` (the drafter's shape, tokens of each sample) and
+speculators. `train` is its trainer's loop over a case's samples: shuffled, packed, AdamW with a warm-up and a
+cosine, for a given time. A case is a folder with `case.json` (the drafter's shape, tokens of each sample) and
 `case.safetensors` (the drafter's tensors under the classic layout's names, the target's embedding, head and
 final norm, and the samples side by side). Hyperparameters are the classic drafter's: no further norms, no
 sliding window.
@@ -10,8 +11,10 @@ sliding window.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +78,16 @@ def own_name(name: str) -> str:
     return name.replace("midlayer.", "layers.0.")
 
 
-def fill(model: Eagle3DraftModel, drafter: Tensors, target: Tensors) -> None:
-    """Give the model a classic drafter's tensors and the target's embedding, head rows and final norm."""
+def fill(model: Eagle3DraftModel, drafter: Tensors, target: Tensors, first_weights: str) -> None:
+    """Give the model a classic drafter's tensors and the target's embedding, head rows and final norm.
+
+    first_weights: `given`, the drafter's; `own`, what speculators starts from: random ones, and the target's
+    rows as the head.
+    """
     tensors = {own_name(name): tensor for name, tensor in drafter.items()}
+    if first_weights == "own":
+        given = {name: tensors[name] for name in ("t2d", "d2t")}
+        tensors = model.state_dict() | given | {"lm_head.weight": target["head"][drafter["t2d"]]}
     tensors["embed_tokens.weight"] = target["embedding"]
     tensors["verifier_lm_head.weight"] = target["head"][drafter["t2d"]]
     tensors["verifier_norm.weight"] = target["norm"]
@@ -87,34 +97,40 @@ def fill(model: Eagle3DraftModel, drafter: Tensors, target: Tensors) -> None:
 class Case:
     """A model and a packed batch, as speculators' collator would hand it over without padding."""
 
-    def __init__(self, folder: Path, attention: str, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, attention: str, dtype: torch.dtype, first_weights: str) -> None:
         about = json.loads((folder / "case.json").read_text())
         tensors = load_file(folder / "case.safetensors")
         drafter = {name[8:]: t for name, t in tensors.items() if name.startswith("drafter.")}
         target = {name[7:]: t for name, t in tensors.items() if name.startswith("target.")}
         self.steps, self.decay = about["steps"], about["decay"]
         self.model = Eagle3DraftModel(make_config(about["shape"], attention, self.steps))
-        fill(self.model, drafter, target)
+        fill(self.model, drafter, target, first_weights)
         self.model.to(dtype)
-        self.batch = self._packed(tensors, about["tokens"], dtype)
+        self.documents = list(self._documents(tensors, about["tokens"], dtype))
+        self.batch = self.packed(range(len(self.documents)))
         self.loss_config = resolve_loss_config("kl_div", "eager")
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimiser = torch.optim.AdamW(self.trained, lr=about["rate"], weight_decay=0.0, fused=True)
 
     @staticmethod
-    def _packed(tensors: Tensors, tokens: list[int], dtype: torch.dtype) -> Tensors:
-        parts = []
+    def _documents(tensors: Tensors, tokens: list[int], dtype: torch.dtype) -> Iterator[Tensors]:
         names = ("input_ids", "hidden_states", "verifier_last_hidden_states", "loss_mask")
-        for document, rows in enumerate(zip(*(tensors[name].split(tokens) for name in names), strict=True)):
+        for rows in zip(*(tensors[name].split(tokens) for name in names), strict=True):
             count = len(rows[0])
             sample = dict(zip(names, rows, strict=True))
             sample |= {"lengths": torch.tensor([count]), "position_ids": torch.arange(count)}
             shifted = shift_batch(sample)
             del shifted["lengths"]
-            shifted["document_ids"] = torch.full_like(shifted["input_ids"], document)
-            parts.append(shifted)
-        batch = {name: torch.cat([part[name] for part in parts])[None] for name in parts[0]}
-        return {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
+            yield {name: t.to(dtype) if t.is_floating_point() else t for name, t in shifted.items()}
+
+    def packed(self, indices: Sequence[int]) -> Tensors:
+        """Some of the samples side by side."""
+        parts = []
+        for document, index in enumerate(indices):
+            part = dict(self.documents[index])
+            part["document_ids"] = torch.full_like(part["input_ids"], document)
+            parts.append(part)
+        return {name: torch.cat([part[name] for part in parts])[None] for name in parts[0]}
 
     def loss(self) -> tuple[torch.Tensor, dict[str, Any]]:
         """The loss and speculators' metrics."""
@@ -133,6 +149,28 @@ class Case:
         self.optimiser.zero_grad()
         seconds, spent = time.perf_counter() - clock, time.process_time() - processor
         return {"loss": float(loss.detach()), "seconds": seconds, "processor_seconds": spent}
+
+    def train(self, seconds: float, supervised: int, peak: float, warmup: int, seed: int) -> dict[str, Any]:
+        """Train for so long, a step about `supervised` supervised tokens; returns steps, epochs and loss."""
+        order: list[int] = []
+        generator = torch.Generator().manual_seed(seed)
+        losses: list[float] = []
+        epochs, start = 0, time.monotonic()
+        while (spent := time.monotonic() - start) < seconds:
+            chosen, count = [], 0
+            while count < supervised:
+                if not order:
+                    order = torch.randperm(len(self.documents), generator=generator).tolist()
+                    epochs += 1
+                chosen.append(order.pop())
+                count += int(self.documents[chosen[-1]]["loss_mask"].sum())
+            self.batch = self.packed(chosen)
+            rate = peak * min(1.0, (len(losses) + 1) / warmup) * (1 + math.cos(math.pi * spent / seconds)) / 2
+            for group in self.optimiser.param_groups:
+                group["lr"] = rate
+            losses.append(self.step()["loss"])
+        tail = losses[-50:]
+        return {"steps": len(losses), "epochs": epochs, "last_loss": sum(tail) / len(tail)}
 
     def compare(self, out: Path) -> dict[str, Any]:
         """Write every step's logits and all gradients under the classic names; returns the losses."""
@@ -157,10 +195,13 @@ def answer(request: dict[str, Any], held: dict[str, Case]) -> dict[str, Any]:
     match request["do"]:
         case "load":
             dtype = getattr(torch, request["dtype"])
-            held["case"] = Case(Path(request["folder"]), request["attention"], dtype)
+            first = request.get("first_weights", "given")
+            held["case"] = Case(Path(request["folder"]), request["attention"], dtype, first)
             return {}
         case "step":
             return held["case"].step()
+        case "train":
+            return held["case"].train(**{name: value for name, value in request.items() if name != "do"})
         case "compare":
             return held["case"].compare(Path(request["out"]))
         case "save":
