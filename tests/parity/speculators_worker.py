@@ -23,6 +23,7 @@ from speculators.models.eagle3 import Eagle3SpeculatorConfig
 from speculators.models.eagle3.core import Eagle3DraftModel
 from speculators.models.eagle3.data import shift_batch
 from speculators.proposals.greedy import GreedyTokenProposalConfig
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig
 
 Tensors = dict[str, torch.Tensor]
@@ -134,6 +135,12 @@ class Case:
         seconds, spent = time.perf_counter() - clock, time.process_time() - processor
         return {"loss": float(loss.detach()), "seconds": seconds, "processor_seconds": spent}
 
+    def operations(self) -> int:
+        """Floating-point operations of a step's matrix products."""
+        with FlopCounterMode(display=False) as counter:
+            self.step()
+        return counter.get_total_flops()
+
     def compare(self, out: Path) -> dict[str, Any]:
         """Write every step's logits and all gradients under the classic names; returns the losses."""
         logits: list[torch.Tensor] = []
@@ -161,6 +168,8 @@ def answer(request: dict[str, Any], held: dict[str, Case]) -> dict[str, Any]:
             return {}
         case "step":
             return held["case"].step()
+        case "operations":
+            return {"operations": held["case"].operations()}
         case "compare":
             return held["case"].compare(Path(request["out"]))
         case "save":

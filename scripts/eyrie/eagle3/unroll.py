@@ -17,7 +17,7 @@ import torch
 
 from eyrie.eagle3.batches import Layout
 from eyrie.eagle3.flex import FlexAttention
-from eyrie.eagle3.fused import Weight, gated, product, rms_norm
+from eyrie.eagle3.fused import Weight, gated_unit, product, rms_norm
 from eyrie.eagle3.model import Drafter, RMSNorm, rms_normalise, rotary, rotate
 
 
@@ -57,8 +57,7 @@ class Unroll:
         self._embedding = Weight(embedding_weight, dtype)
         self._embedding_keys = Weight(embedding_weight[query:], dtype)
         self._out = Weight(attention.o_proj.weight, dtype)
-        self._gate_up = Weight(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]), dtype)
-        self._down = Weight(mlp.down_proj.weight, dtype)
+        self._mlp = [Weight(part.weight, dtype) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
         flex = layout.aux.is_cuda if flex is None else flex
         self._flex = FlexAttention(layout, dtype) if flex else None
         self._masks = [] if flex else _causal_masks(layout, attention.heads // attention.kv_heads)
@@ -108,8 +107,8 @@ class Unroll:
 
     def _finish(self, hidden: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
         hidden = hidden + product(self._attend(queries), self._out)
-        normed = _norm(self._layer.post_attention_layernorm, hidden)
-        return hidden + product(gated(product(normed, self._gate_up)), self._down)
+        norm = self._layer.post_attention_layernorm
+        return gated_unit(hidden, norm.weight, norm.eps, *self._mlp)
 
     def _attend(self, queries: torch.Tensor) -> torch.Tensor:
         """queries [Q, heads, head_dim] to the mixed values [Q, heads * head_dim].
