@@ -161,9 +161,10 @@ class _GatedUnit(torch.autograd.Function):
             down_sum.add(grad, (activated * up).to(dtype))
         grad_inner = (grad @ down_weight).float()
         # The slope of silu is sigmoid + silu * (1 - sigmoid).
-        grad_gate = torch.addcmul(activated, chance, 1 - activated).mul_(up).mul_(grad_inner).to(dtype)
+        slope = chance.mul_(1 - activated).add_(activated)
+        grad_gate = slope.mul_(up).mul_(grad_inner).to(dtype)
         grad_up = activated.mul_(grad_inner).to(dtype)
-        del chance, activated, grad_inner
+        del chance, slope, activated, grad_inner
         normed = (x * inverse).mul_(scale).to(dtype)
         if ctx.needs_input_grad[4]:
             gate_sum.add(grad_gate, normed)

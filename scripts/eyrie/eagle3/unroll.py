@@ -121,8 +121,8 @@ class Unroll:
         layout, attention = self._layout, self._layer.self_attn
         kv, size = attention.kv_heads, attention.head_dim
         groups = attention.heads // kv
-        queries = queries.view(-1, kv, groups, size) * size**-0.5
-        own = [(queries * step.keys[:, :, None]).sum(-1) for step in self._chain]
+        queries, scale = queries.view(-1, kv, groups, size), size**-0.5
+        own = [(queries * step.keys[:, :, None]).sum(-1) * scale for step in self._chain]
         diagonals = torch.stack(own, dim=-1) if own else queries.new_empty(*queries.shape[:-1], 0)
         mixed, weights = [], []
         for query, diagonal, sample_keys, sample_values, mask in zip(
@@ -135,12 +135,13 @@ class Unroll:
         ):
             # [kv, groups * q, ...]: the heads of a group are so many more queries of its key head.
             rows = query.permute(1, 2, 0, 3).reshape(kv, -1, size)
-            scores = torch.baddbmm(mask.expand(kv, -1, -1), rows, sample_keys.permute(1, 2, 0))
+            sample_keys = sample_keys.permute(1, 2, 0)
+            scores = torch.baddbmm(mask.expand(kv, -1, -1), rows, sample_keys, alpha=scale)
             scores = torch.cat([scores, diagonal.permute(1, 2, 0, 3).reshape(kv, len(mask), -1)], dim=-1)
             probability = scores.softmax(dim=-1)
-            block = probability[..., : len(sample_keys)] @ sample_values.transpose(0, 1)
+            block = probability[..., : len(sample_values)] @ sample_values.transpose(0, 1)
             mixed.append(block.view(kv, groups, -1, size).permute(2, 0, 1, 3))
-            diagonal_weight = probability[..., len(sample_keys) :]
+            diagonal_weight = probability[..., len(sample_values) :]
             weights.append(diagonal_weight.view(kv, groups, len(query), -1).permute(2, 0, 1, 3))
         output = torch.cat(mixed)
         if self._chain:
