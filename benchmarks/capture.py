@@ -3,8 +3,8 @@
 In process: the bare pass is the model's own decoder on the same batches of tokens, with no hooks, nothing
 checked and nothing kept. Ours is the whole capture: hooks, checks, digests, and shards written and synced.
 They take turns in one run, and the best round of each counts, since other work on the machine only ever slows
-one down. On a busy machine the clock tells little even so: the processor's time, of all threads of this
-process, is given beside it.
+one down. On a busy machine the clock tells little even so: the processor's time, of this process and of the
+servers, is given beside it.
 
 Through vLLM (where .venv-vllm is there): the bare pass is vLLM's own prefill, one token answered for each
 prompt, by a server that leaves no states. Ours is the same prompts at a server that leaves them, until they
@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import re
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,14 +69,12 @@ class Measured:
 
     def rates(self) -> dict[str, float]:
         """Tokens per second by the clock, their ratio, and the ratio by the processor's time."""
-        rates = {
+        return {
             "bare": round(self.tokens / self.bare[0], 1),
             "capture": round(self.tokens / self.ours[0], 1),
             "ratio": round(self.bare[0] / self.ours[0], 3),
+            "processor_ratio": round(self.bare[1] / self.ours[1], 3),
         }
-        if self.ours[1]:
-            rates["processor_ratio"] = round(self.bare[1] / self.ours[1], 3)
-        return rates
 
 
 def make_samples(count: int, vocabulary: int) -> list[list[int]]:
@@ -89,11 +89,29 @@ def in_turns(tokens: int, rounds: int, bare: Callable[[], object], ours: Callabl
     taken: list[list[tuple[float, float]]] = [[], []]
     for _ in range(rounds + 1):
         for mine, way in zip(taken, (bare, ours), strict=True):
-            clock, processor = time.perf_counter(), time.process_time()
+            clock, processor = time.perf_counter(), processor_seconds()
             way()
-            mine.append((time.perf_counter() - clock, time.process_time() - processor))
+            mine.append((time.perf_counter() - clock, processor_seconds() - processor))
     best = [tuple(min(column) for column in zip(*mine[1:], strict=True)) for mine in taken]
     return Measured(tokens, (best[0][0], best[0][1]), (best[1][0], best[1][1]))
+
+
+def processor_seconds() -> float:
+    """The processor's time of this process and of all that it started and that still run."""
+    parents, spent = {}, {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            fields = file.read_text().rpartition(")")[2].split()
+            parents[int(file.parent.name)] = int(fields[1])
+            spent[int(file.parent.name)] = int(fields[11]) + int(fields[12])
+    total = 0
+    for process in spent:
+        above = process
+        while above in parents and above != os.getpid():
+            above = parents[above]
+        if above == os.getpid() and process != above:
+            total += spent[process]
+    return time.process_time() + total / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -139,10 +157,13 @@ def in_process(
 
 
 def through_vllm(
-    samples: list[list[int]], in_flight: int, rounds: int, folder: Path, target: dict[str, Any]
+    samples: list[list[int]], arguments: argparse.Namespace, folder: Path, target: dict[str, Any]
 ) -> Measured:
     """vLLM's own prefill beside the capture through vLLM."""
     command = yaml.safe_load((ROOT / "configs/vllm-capture.yaml").read_text())["engine"]["command"]
+    threads = f"OMP_NUM_THREADS={arguments.server_threads}"
+    command = re.sub(r"OMP_NUM_THREADS=\d+", threads, command)
+    in_flight = arguments.in_flight
     bare_command = command.split(" --speculative-config")[0]
     wanted = Wanted(
         target=target,
@@ -171,9 +192,7 @@ def through_vllm(
         reading = requesting(capturing, wanted, _state_reader(wanted, with_answer=False))
         ours = ServerCapture(reading, head, in_flight)
         tokens = sum(map(len, samples))
-        measured = in_turns(tokens, rounds, bare, lambda: captured(ours, samples, folder, target))
-        # The processor's time of this process is not the servers'.
-        return Measured(tokens, (measured.bare[0], 0.0), (measured.ours[0], 0.0))
+        return in_turns(tokens, arguments.rounds, bare, lambda: captured(ours, samples, folder, target))
 
 
 @contextmanager
@@ -211,7 +230,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--samples", type=int, default=64)
-    parser.add_argument("--in-flight", type=int, default=16, help="requests at once to vLLM")
+    parser.add_argument("--in-flight", type=int, default=32, help="requests at once to vLLM")
+    parser.add_argument("--server-threads", type=int, default=1, help="of each vLLM")
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "work", help="where stores and servers' files go"
     )
@@ -228,7 +248,7 @@ def main() -> None:
         if "in_process" in arguments.ways:
             found["in_process"] = in_process(samples, settings, arguments.rounds, folder, target)
         if "vllm" in arguments.ways:
-            found["vllm"] = through_vllm(samples, arguments.in_flight, arguments.rounds, folder, target)
+            found["vllm"] = through_vllm(samples, arguments, folder, target)
     report(found, len(samples), target, arguments)
 
 
@@ -243,7 +263,7 @@ def report(
         rates = measured.rates()
         print(
             f"{name:22}{rates['bare']:12.1f}{rates['capture']:12.1f}{rates['ratio']:8.3f}"
-            + (f"{rates['processor_ratio']:12.3f}" if "processor_ratio" in rates else "")
+            f"{rates['processor_ratio']:12.3f}"
         )
     sizes = {
         target["name"]: bytes_per_token(target["hidden_size"], CAPTURED_LAYERS),

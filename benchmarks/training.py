@@ -6,7 +6,8 @@ Both run in processes of their own and take turns, step by step; each has the sa
 where the mask says so, mean over those, every step weighed alike. What ours does beside, laying out the
 batch, counts; speculators' collation does not. The loss is shown as speculators has it, cross-entropy less
 the target's entropy: both curves must be the same. Memory is the most that the process held during the steps,
-less what it held before any weight was loaded; `steps` is what the steps alone added.
+less what it held before any weight was loaded; `steps` is what the steps alone added. GFLOP counts a step's
+matrix products: where both sides run near the processor's limit, its ratio is what speed can be won by.
 
 Other work on the machine only ever slows a step down: the best of the rounds counts, by the clock and, where
 that is too noisy, on the processor. The environment of speculators is set up by `make oracle-env`.
@@ -27,7 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -40,6 +43,9 @@ from parity.oracle import PYTHON, WORKER, Target, Worker, make_sample, write_cas
 
 STEPS, DECAY, RATE = 3, 1.0, 1e-3
 TOKENS = 160
+EMBEDDING = "target.embedding"
+# The counter does not know the product that adds in place.
+flop_registry[torch.ops.aten.addmm_] = flop_registry[torch.ops.aten.addmm]
 CONVENTION = TrainingSettings(step_decay=DECAY, mask_shift="shifted", position_mask=False)
 
 
@@ -55,9 +61,11 @@ class Ours:
         config = DrafterConfig(**about["shape"] | {"layer_ids": tuple(about["shape"]["layer_ids"])})
         ids = tensors["drafter.t2d"].nonzero()[:, 0]
         self.head_rows = tensors["target.head"][ids]
-        # Copies, as a file that is read has none of its pages counted.
-        tensors = {name: tensor.clone() for name, tensor in tensors.items() if name != "target.head"}
-        self.drafter = Drafter(config, ids.tolist(), tensors["target.embedding"])
+        # Copies, as a file that is read has none of its pages counted once it is closed. The embedding is
+        # mapped, as the trainer has the target's: of that the pages count that were looked at.
+        tensors = {name: t.clone() for name, t in tensors.items() if name not in ("target.head", EMBEDDING)}
+        with safe_open(folder / "case.safetensors", framework="pt") as file:
+            self.drafter = Drafter(config, ids.tolist(), file.get_tensor(EMBEDDING))
         own = {name[8:]: tensor for name, tensor in tensors.items() if name.startswith("drafter.")}
         self.drafter.load_state_dict(own)
         self.drafter.lm_head.weight.requires_grad_(False)
@@ -102,6 +110,12 @@ class Ours:
         seconds, spent = time.perf_counter() - clock, time.process_time() - processor
         return {"loss": float(loss.detach()), "seconds": seconds, "processor_seconds": spent}
 
+    def operations(self) -> int:
+        """Floating-point operations of a step's matrix products."""
+        with FlopCounterMode(display=False) as counter:
+            self.step()
+        return counter.get_total_flops()
+
 
 def memory(field: str) -> int:
     """A figure of /proc/self/status in bytes: VmRSS now, VmHWM at the most since the last reset."""
@@ -119,6 +133,8 @@ def answer(request: dict[str, Any], held: dict[str, Ours]) -> dict[str, Any]:
             return {"entropy": held["case"].entropy()}
         case "step":
             return dict(held["case"].step())
+        case "operations":
+            return {"operations": held["case"].operations()}
         case "memory":
             return {"now": memory("VmRSS"), "peak": memory("VmHWM")}
         case "reset_peak":
@@ -160,7 +176,9 @@ def make_case(folder: Path, width: int, share: int, samples: int) -> int:
     generator = torch.Generator().manual_seed(width + share)
     torch.manual_seed(0)
     head = torch.randn(config.vocab_size, width, generator=generator) * 2 / width**0.5
-    target = Target(torch.randn(config.vocab_size, width, generator=generator), head, torch.ones(width))
+    # As the files of targets have it, in bfloat16, which float32 holds exactly.
+    embedding = torch.randn(config.vocab_size, width, generator=generator).bfloat16()
+    target = Target(embedding, head, torch.ones(width))
     ids = torch.randperm(config.vocab_size, generator=generator)[: config.draft_vocab_size].sort().values
     drafter = Drafter(config, ids.tolist(), target.embedding)
     with torch.no_grad():
@@ -175,12 +193,16 @@ def make_case(folder: Path, width: int, share: int, samples: int) -> int:
 
 @dataclass
 class Measured:
-    """What one side did: the best step, by the clock and on the processor, and the memory it took."""
+    """What one side did: the best step, by the clock and on the processor, and what it took.
+
+    operations: floating-point operations of a step's matrix products.
+    """
 
     seconds: float
     processor_seconds: float
     memory: int
     steps_memory: int
+    operations: int
     losses: list[float]
 
 
@@ -206,6 +228,7 @@ def measure(folder: Path, small: Path, arguments: argparse.Namespace) -> dict[st
             for name, side in sides.items():
                 taken[name].append(side.ask(do="step"))
         peaks = {name: side.ask(do="memory")["peak"] for name, side in sides.items()}
+        operations = {name: side.ask(do="operations")["operations"] for name, side in sides.items()}
         offset = ours.ask(do="entropy")["entropy"]
     return {
         name: Measured(
@@ -213,6 +236,7 @@ def measure(folder: Path, small: Path, arguments: argparse.Namespace) -> dict[st
             processor_seconds=min(step["processor_seconds"] for step in steps),
             memory=peaks[name] - before[name],
             steps_memory=peaks[name] - loaded[name],
+            operations=operations[name],
             losses=[step["loss"] - (offset if name == "ours" else 0.0) for step in steps],
         )
         for name, steps in taken.items()
@@ -224,7 +248,7 @@ def report(width: int, share: int, tokens: int, sides: dict[str, Measured]) -> d
     ours, theirs = sides["ours"], sides["speculators"]
     for name, side in sides.items():
         rates = f"{tokens / side.seconds:10.0f}{tokens / side.processor_seconds:12.0f}"
-        held = f"{side.memory / 2**20:10.0f}{side.steps_memory / 2**20:8.0f}"
+        held = f"{side.memory / 2**20:10.0f}{side.steps_memory / 2**20:8.0f}{side.operations / 1e9:8.0f}"
         losses = " ".join(f"{loss:.4f}" for loss in side.losses[:4])
         print(f"{width:6} {share:5} %  {name:12}{rates}{held}   {losses}")
     ratios = {
@@ -232,11 +256,12 @@ def report(width: int, share: int, tokens: int, sides: dict[str, Measured]) -> d
         "processor_speed": theirs.processor_seconds / ours.processor_seconds,
         "memory": ours.memory / theirs.memory,
         "steps_memory": ours.steps_memory / theirs.steps_memory,
+        "operations": theirs.operations / ours.operations,
         "loss_difference": max(abs(a - b) for a, b in zip(ours.losses, theirs.losses, strict=True)),
     }
     print(
         f"{'':16}ratio       {ratios['speed']:9.2f}x{ratios['processor_speed']:11.2f}x"
-        f"{ratios['memory']:9.2f}x{ratios['steps_memory']:7.2f}x   "
+        f"{ratios['memory']:9.2f}x{ratios['steps_memory']:7.2f}x{ratios['operations']:7.2f}x   "
         f"curves differ by at most {ratios['loss_difference']:.5f}"
     )
     return {"width": width, "share": share, "tokens": tokens, "ratio": ratios} | {
@@ -271,7 +296,8 @@ def main() -> None:
         f"{arguments.rounds}; tokens a second by the clock and on the processor, MiB in all and of the steps"
     )
     print(
-        f"{'H':>6} {'share':>7}  {'':12}{'tokens/s':>10}{'processor':>12}{'memory':>10}{'steps':>8}   losses"
+        f"{'H':>6} {'share':>7}  {'':12}{'tokens/s':>10}{'processor':>12}{'memory':>10}{'steps':>8}"
+        f"{'GFLOP':>8}   losses"
     )
     figures = []
     for width in arguments.widths:

@@ -26,6 +26,7 @@ from speculators.models.eagle3 import Eagle3SpeculatorConfig
 from speculators.models.eagle3.core import Eagle3DraftModel
 from speculators.models.eagle3.data import shift_batch
 from speculators.proposals.greedy import GreedyTokenProposalConfig
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig
 
 Tensors = dict[str, torch.Tensor]
@@ -172,6 +173,12 @@ class Case:
         tail = losses[-50:]
         return {"steps": len(losses), "epochs": epochs, "last_loss": sum(tail) / len(tail)}
 
+    def operations(self) -> int:
+        """Floating-point operations of a step's matrix products."""
+        with FlopCounterMode(display=False) as counter:
+            self.step()
+        return counter.get_total_flops()
+
     def compare(self, out: Path) -> dict[str, Any]:
         """Write every step's logits and all gradients under the classic names; returns the losses."""
         logits: list[torch.Tensor] = []
@@ -202,6 +209,8 @@ def answer(request: dict[str, Any], held: dict[str, Case]) -> dict[str, Any]:
             return held["case"].step()
         case "train":
             return held["case"].train(**{name: value for name, value in request.items() if name != "do"})
+        case "operations":
+            return {"operations": held["case"].operations()}
         case "compare":
             return held["case"].compare(Path(request["out"]))
         case "save":

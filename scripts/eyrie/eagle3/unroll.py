@@ -17,7 +17,7 @@ import torch
 
 from eyrie.eagle3.batches import Layout
 from eyrie.eagle3.flex import FlexAttention
-from eyrie.eagle3.fused import Weight, gated, product, rms_norm
+from eyrie.eagle3.fused import Weight, gated_unit, product, rms_norm
 from eyrie.eagle3.model import Drafter, RMSNorm, rms_normalise, rotary, rotate
 
 
@@ -57,8 +57,7 @@ class Unroll:
         self._embedding = Weight(embedding_weight, dtype)
         self._embedding_keys = Weight(embedding_weight[query:], dtype)
         self._out = Weight(attention.o_proj.weight, dtype)
-        self._gate_up = Weight(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]), dtype)
-        self._down = Weight(mlp.down_proj.weight, dtype)
+        self._mlp = [Weight(part.weight, dtype) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)]
         flex = layout.aux.is_cuda if flex is None else flex
         self._flex = FlexAttention(layout, dtype) if flex else None
         self._masks = [] if flex else _causal_masks(layout, attention.heads // attention.kv_heads)
@@ -108,8 +107,8 @@ class Unroll:
 
     def _finish(self, hidden: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
         hidden = hidden + product(self._attend(queries), self._out)
-        normed = _norm(self._layer.post_attention_layernorm, hidden)
-        return hidden + product(gated(product(normed, self._gate_up)), self._down)
+        norm = self._layer.post_attention_layernorm
+        return gated_unit(hidden, norm.weight, norm.eps, *self._mlp)
 
     def _attend(self, queries: torch.Tensor) -> torch.Tensor:
         """queries [Q, heads, head_dim] to the mixed values [Q, heads * head_dim].
@@ -122,8 +121,8 @@ class Unroll:
         layout, attention = self._layout, self._layer.self_attn
         kv, size = attention.kv_heads, attention.head_dim
         groups = attention.heads // kv
-        queries = queries.view(-1, kv, groups, size) * size**-0.5
-        own = [(queries * step.keys[:, :, None]).sum(-1) for step in self._chain]
+        queries, scale = queries.view(-1, kv, groups, size), size**-0.5
+        own = [(queries * step.keys[:, :, None]).sum(-1) * scale for step in self._chain]
         diagonals = torch.stack(own, dim=-1) if own else queries.new_empty(*queries.shape[:-1], 0)
         mixed, weights = [], []
         for query, diagonal, sample_keys, sample_values, mask in zip(
@@ -136,12 +135,13 @@ class Unroll:
         ):
             # [kv, groups * q, ...]: the heads of a group are so many more queries of its key head.
             rows = query.permute(1, 2, 0, 3).reshape(kv, -1, size)
-            scores = torch.baddbmm(mask.expand(kv, -1, -1), rows, sample_keys.permute(1, 2, 0))
+            sample_keys = sample_keys.permute(1, 2, 0)
+            scores = torch.baddbmm(mask.expand(kv, -1, -1), rows, sample_keys, alpha=scale)
             scores = torch.cat([scores, diagonal.permute(1, 2, 0, 3).reshape(kv, len(mask), -1)], dim=-1)
             probability = scores.softmax(dim=-1)
-            block = probability[..., : len(sample_keys)] @ sample_values.transpose(0, 1)
+            block = probability[..., : len(sample_values)] @ sample_values.transpose(0, 1)
             mixed.append(block.view(kv, groups, -1, size).permute(2, 0, 1, 3))
-            diagonal_weight = probability[..., len(sample_keys) :]
+            diagonal_weight = probability[..., len(sample_values) :]
             weights.append(diagonal_weight.view(kv, groups, len(query), -1).permute(2, 0, 1, 3))
         output = torch.cat(mixed)
         if self._chain:

@@ -35,15 +35,26 @@ class _Done:
 
 
 class CpuHiddenStatesConnector(ExampleHiddenStatesConnector):  # type: ignore[misc]
-    """vLLM's connector with its one device-dependent step done on the CPU."""
+    """vLLM's connector with its one device-dependent step done on the CPU, and done sooner."""
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        """Take a step's metadata before its forward pass, and write what finished in the step before.
+
+        vLLM's own writes after the pass. The states of a batch would then come when the next batch is done,
+        and until then their requests keep others from being asked.
+        """
+        super().bind_connector_metadata(connector_metadata)
+        for pending in connector_metadata.pending_saves:
+            self._submit_async_write(pending)
 
     def _submit_async_write(self, pending: Any) -> None:
         """Copy a finished request's states out of the cache and have a thread write them to its file.
 
         The cache is [blocks, layers, tokens of a block, H]. Its blocks are free for others once this
-        returns, so that they are copied here; they are put in the tokens' order in the thread.
+        returns, so that they are copied here; they are put in the tokens' order in the thread. Done once:
+        vLLM asks for it again after the forward pass.
         """
-        if not self._is_tp_rank_zero:
+        if not self._is_tp_rank_zero or pending.req_id in self._req_copy_events:
             return
         blocks = self._kv_cache[torch.tensor(pending.block_ids, dtype=torch.long)]
         os.makedirs(os.path.dirname(pending.filename), exist_ok=True)
