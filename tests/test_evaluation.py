@@ -259,6 +259,15 @@ def test_characters_of_several_tokens_come_whole() -> None:
     assert "".join(evaluate_drafter.token_texts(Bytes(), list(text.encode())[:-2])) == "aé\ufffd"
 
 
+def test_refused_drafts_are_shown_where_the_target_overruled_them() -> None:
+    output = DraftedOutput(list(b"axc"), [False, True, False], [Cycle(3, 1)], {2: list(b"yz")})
+    assert evaluate_drafter.shown_tokens(Bytes(), output) == [
+        ["a", "target"],
+        ["x", "accepted"],
+        ["c", "target", "yz"],
+    ]
+
+
 def test_threads_come_from_the_settings(evaluate: Evaluate) -> None:
     before = torch.get_num_threads()
     try:
