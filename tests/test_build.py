@@ -24,14 +24,6 @@ ROWS = ["build_prompts", "answer_prompts", "capture_states"]
 AFTER = {(rule, "") for rule in ("build_vocabulary", "train_drafter", "evaluate_drafter", "build_report")}
 
 
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """A finished tiny build, which no test changes."""
-    workspace = tiny_workspace(tmp_path_factory.mktemp("built"))
-    workspace.build()
-    return workspace
-
-
 @pytest.fixture
 def copied(built: Workspace, tmp_path: Path) -> Workspace:
     """A finished tiny build of the test's own."""
