@@ -279,6 +279,14 @@ def test_evidence_is_shown_where_it_is(full_page: str) -> None:
         assert expected in text
 
 
+def test_every_name_and_every_link_is_of_one_place(full_page: str) -> None:
+    elements = Elements(full_page).found
+    names = [attrs["id"] for _, attrs in elements if "id" in attrs]
+    assert len(names) == len(set(names))
+    links = {str(attrs["href"]).removeprefix("#") for tag, attrs in elements if tag == "a"}
+    assert links and links <= set(names)
+
+
 def test_refused_drafts_stand_struck_through_before_what_overruled_them(full_page: str) -> None:
     assert "<del>the sum of </del>" in full_page
     assert full_page.count("<del>") == 1 + len(NAMES), "the legend, and once in each sample"

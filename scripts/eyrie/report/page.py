@@ -137,10 +137,7 @@ def warnings(build: Build) -> list[str]:
     return [
         *build.evaluation["warnings"],
         *acceptance.get("warnings", []),
-        *(
-            f"{name} tells of an earlier drafter than this one; make it anew."
-            for name in build.evidence.stale
-        ),
+        *(f"{name} tells of another drafter than this one; make it anew." for name in build.evidence.stale),
     ]
 
 

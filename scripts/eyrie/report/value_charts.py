@@ -86,7 +86,9 @@ def scaling(figures: Mapping[str, Any]) -> Chart:
             line={"color": GREY[0], "width": 1, "dash": "dot"},
             annotation={"text": wanted, "font": {"size": 11}, "showarrow": False},
         )
-    figure.update_xaxes(type="log", title_text="supervised tokens", nticks=5)
+    figure.update_xaxes(type="log", title_text="supervised tokens")
+    tokens = [one["tokens"] for one in points]
+    figure.update_xaxes(tickvals=tokens, ticktext=[f"{count / 1000:,.3g}k" for count in tokens])
     figure.update_yaxes(title_text=f"tokens a pass, {figures['draft_tokens']} drafted")
     return Chart(
         "scaling",
