@@ -71,6 +71,23 @@ def test_a_finished_build_has_nothing_to_do(built: Workspace) -> None:
     assert "Nothing to be done" in built.build()
 
 
+def test_evidence_makes_the_report_stale_and_is_not_needed(copied: Workspace) -> None:
+    scaling = copied.folder / "work/tiny/scaling/scaling.json"
+    scaling.parent.mkdir()
+    scaling.write_text("{}")
+    assert copied.plan() == {("build_report", "")}
+    scaling.unlink()
+    assert copied.plan() == set()
+
+
+def test_snakemake_makes_its_own_report(copied: Workspace) -> None:
+    copied.build("--report", "build-report.html")
+    page = copied.read("build-report.html")
+    assert "one page with" in page
+    for name in ("report.html", "evaluation.json", "training.json"):
+        assert name in page
+
+
 def test_a_dataset_is_a_target_of_its_own(built: Workspace, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     fresh = Workspace.clone(tmp_path / "empty")

@@ -8,6 +8,7 @@ byte.
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -166,13 +167,22 @@ def started(folder: Path) -> Iterator[Browser]:
         *(["--no-sandbox"] if os.geteuid() == 0 else []),
         "about:blank",
     ]
-    redirected = ["sh", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "sh", *command]
+    # Moved out of the way of 3 and 4, where the browser expects them.
+    ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (to_browser, from_browser)]
+
+    def in_place() -> None:
+        os.dup2(ends[0], 3)
+        os.dup2(ends[1], 4)
+
     process = subprocess.Popen(
-        redirected,
-        pass_fds=(to_browser, from_browser),
+        command,
+        pass_fds=(3, 4),
+        preexec_fn=in_place,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+    for end in ends:
+        os.close(end)
     os.close(to_browser)
     os.close(from_browser)
     try:
