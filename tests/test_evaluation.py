@@ -119,7 +119,10 @@ def test_samples_say_who_wrote_each_token(evaluate: Evaluate, build: Path) -> No
     assert [sample["dataset"] for sample in samples] == ["chat", "issues"]
     target = Target(build / "target", "float32", LAYER_IDS)
     for sample in samples:
-        assert {origin for _, origin in sample["tokens"]} <= {"accepted", "target"}
+        assert {token[1] for token in sample["tokens"]} <= {"accepted", "target"}
+        assert {token[1] for token in sample["tokens"] if len(token) > 2} == {"target"}, (
+            "refused, then its own"
+        )
         assert sample["tokens"][0][1] == "target", "the first token comes out of the prompt's pass"
         assert len(sample["tokens"]) == len(greedy(target, [2, 5, 9], 14).token_ids)
 

@@ -128,7 +128,7 @@ def trained_tokens(datasets: Sequence[Dataset]) -> Chart:
         marker={"color": BLUE[0]},
         hovertemplate="%{y}: %{x:,} tokens<extra></extra>",
     )
-    figure.update_xaxes(title_text="supervised tokens in the training share", nticks=4)
+    figure.update_xaxes(title_text="supervised tokens in training", nticks=4)
     categories_downwards(figure, names)
     return Chart(
         "tokens",

@@ -111,7 +111,7 @@ def stage_times(jobs: Sequence[Job]) -> Chart:
         customdata=[len(of_stage[stage]) for stage in stages],
         hovertemplate="%{y}: %{x:.1f} s in %{customdata} jobs<extra></extra>",
     )
-    figure.update_xaxes(title_text="seconds, summed over the stage's jobs", nticks=5)
+    figure.update_xaxes(title_text="seconds of all jobs", nticks=5)
     categories_downwards(figure, stages)
     return Chart(
         "stages",
