@@ -24,7 +24,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
-.PHONY: build test test-fast lint catalogue real vllm vllm-env oracle-env plan unlock gc schema clean help
+.PHONY: build test test-fast lint catalogue real vllm vllm-env oracle-env browser-env plan unlock gc schema clean help
 
 build: $(BIN)/.ready $(TARGET)/SOURCE.json ## Build everything of config.yaml: drafter, evaluation, report
 	@python scripts/unlock.py
@@ -65,6 +65,10 @@ vllm: $(BIN)/.ready $(VLLM)/.ready $(TARGET)/SOURCE.json ## Answer the default b
 vllm-env: $(VLLM)/.ready ## Set up the environment of the real vLLM: a download of about a gigabyte, 2.5 GB in all
 
 oracle-env: $(ORACLE)/.ready ## Set up the environment of speculators 0.9.0, which the parity tests and the training benchmark need
+
+browser-env: ## Install Chromium, in which the tests open the report, where it is missing: Debian's package, as root
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core; } \
+		|| { echo "Chromium is missing and could not be installed: it takes root and Debian's packages" >&2; exit 1; }
 
 unlock: $(BIN)/.ready ## Clear the lock that a killed build left, if nothing holds it
 	@python scripts/unlock.py

@@ -60,8 +60,18 @@ rule train_drafter:
         weights=CHECKPOINT,
         config=f"{CHECKPOINT_FOLDER}/config.json",
         card=f"{CHECKPOINT_FOLDER}/README.md",
-        training=TRAINING,
-        lines=TRAINING_LINES,
+        training=report(
+            TRAINING,
+            caption="../report/checkpoint.rst",
+            category="Drafter",
+            labels={"what": "recipe and inputs"},
+        ),
+        lines=report(
+            TRAINING_LINES,
+            caption="../report/training.rst",
+            category="Drafter",
+            labels={"what": "training log"},
+        ),
     log:
         f"{LOGS}/train_drafter.log",
     benchmark:
@@ -84,7 +94,12 @@ rule evaluate_drafter:
         rows=expand(TOKENIZED, dataset=DATASETS),
         target=TARGET,
     output:
-        evaluation=EVALUATION,
+        evaluation=report(
+            EVALUATION,
+            caption="../report/evaluation.rst",
+            category="Evidence",
+            labels={"what": "evaluation in figures"},
+        ),
     log:
         f"{LOGS}/evaluate_drafter.log",
     benchmark:

@@ -7,12 +7,15 @@ prompt alone, so neither the order of the file nor its answers move a row.
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 
+from eyrie.code_inputs import code_digest
 from eyrie.config import DatasetSettings, parse_settings
 from eyrie.console import run_command, start_log
 from eyrie.prompts import Prompts
+from eyrie.provenance import manifest_header
 
 
 def main() -> None:
@@ -30,7 +33,9 @@ def main() -> None:
     start = time.monotonic()
 
     settings = parse_settings(DatasetSettings, arguments.settings)
-    prompts = Prompts(arguments.dataset, settings, arguments.raw)
+    made_by = manifest_header("prompts", json.loads(arguments.settings), [arguments.raw])
+    made_by["code"] = code_digest("build_prompts", settings.layout)
+    prompts = Prompts(arguments.dataset, settings, arguments.raw, made_by)
     ledger = prompts.write(arguments.out, arguments.ledger, arguments.rejects)
 
     seconds = time.monotonic() - start

@@ -15,14 +15,18 @@ def main() -> None:
     """Run the command."""
     args = _arguments()
     log = start_log("build_report", args.log)
+    optional = {"acceptance": args.acceptance, "scaling": args.scaling, "serving": args.serving}
     build = read_build(
         args.config,
         args.ledgers,
+        args.tokenized,
         args.manifests,
         args.vocabulary,
-        args.training,
+        args.checkpoint,
+        args.training_log,
         args.evaluation,
         args.benchmarks,
+        {name: path for name, path in optional.items() if path is not None},
     )
     page = render(build).encode()
     with atomic_write(args.out) as file:
@@ -37,11 +41,18 @@ def _arguments() -> argparse.Namespace:
         "--ledgers", type=Path, nargs="+", required=True, help="ledger.json of prompts and of samples"
     )
     parser.add_argument(
+        "--tokenized", type=Path, nargs="+", required=True, help="tokenized_data.jsonl of each dataset"
+    )
+    parser.add_argument(
         "--manifests", type=Path, nargs="+", required=True, help="manifest.json of each dataset's states"
     )
     parser.add_argument("--vocabulary", type=Path, required=True, help="vocabulary.json")
-    parser.add_argument("--training", type=Path, required=True, help="training.json of the checkpoint")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="folder of the checkpoint")
+    parser.add_argument("--training-log", type=Path, required=True, help="training.jsonl")
     parser.add_argument("--evaluation", type=Path, required=True, help="evaluation.json")
+    parser.add_argument("--acceptance", type=Path, help="acceptance.json, where it was made")
+    parser.add_argument("--scaling", type=Path, help="scaling.json, where it was made")
+    parser.add_argument("--serving", type=Path, help="serving.json, where it was made")
     parser.add_argument(
         "--benchmarks", type=Path, help="folder of Snakemake's benchmark files, for wall times"
     )

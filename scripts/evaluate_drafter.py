@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 
 from eyrie.config import EvaluationSettings, parse_settings
 from eyrie.console import Progress, run_command, start_log
+from eyrie.decoding import DraftedOutput
 from eyrie.eagle3.checkpoint import load_drafter
 from eyrie.eagle3.model import Drafter
 from eyrie.evaluation import (
@@ -138,15 +139,26 @@ def _samples(target_path: Path, decoded: Sequence[Decoded], length: int) -> Iter
     datasets = {one.prompt.dataset: one for one in reversed(decoded)}
     for name in sorted(datasets)[:_SAMPLES]:
         prompt, output = datasets[name].prompt, datasets[name].drafted[length]
-        origins = ["accepted" if drafted else "target" for drafted in output.from_drafter]
-        texts = token_texts(tokenizer, output.token_ids)
         yield {
             "id": prompt.id,
             "dataset": name,
             "draft_tokens": length,
             "prompt": tokenizer.decode(prompt.prompt_ids)[-_PROMPT_CHARACTERS:],
-            "tokens": [list(pair) for pair in zip(texts, origins, strict=True)],
+            "tokens": shown_tokens(tokenizer, output),
         }
+
+
+def shown_tokens(tokenizer: Any, output: DraftedOutput) -> list[list[str]]:
+    """[text, "accepted" or "target"] for each token; where drafts were refused for it also their text."""
+    shown = []
+    for place, text in enumerate(token_texts(tokenizer, output.token_ids)):
+        token = [text, "accepted" if output.from_drafter[place] else "target"]
+        if place in output.refused:
+            # With what stands before them, since a token's text depends on its neighbours.
+            drafted = output.token_ids[:place] + output.refused[place]
+            token.append("".join(token_texts(tokenizer, drafted)[place:]))
+        shown.append(token)
+    return shown
 
 
 def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from workspace import Workspace, tiny_workspace
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -34,6 +36,14 @@ def _one_torch_thread() -> None:
     import torch  # noqa: PLC0415 - not every run needs torch, and importing it takes seconds
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A finished tiny build, which no test changes."""
+    workspace = tiny_workspace(tmp_path_factory.mktemp("built"))
+    workspace.build()
+    return workspace
 
 
 @pytest.fixture(scope="session")

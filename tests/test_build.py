@@ -24,14 +24,6 @@ ROWS = ["build_prompts", "answer_prompts", "capture_states"]
 AFTER = {(rule, "") for rule in ("build_vocabulary", "train_drafter", "evaluate_drafter", "build_report")}
 
 
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """A finished tiny build, which no test changes."""
-    workspace = tiny_workspace(tmp_path_factory.mktemp("built"))
-    workspace.build()
-    return workspace
-
-
 @pytest.fixture
 def copied(built: Workspace, tmp_path: Path) -> Workspace:
     """A finished tiny build of the test's own."""
@@ -77,6 +69,23 @@ def test_rows_add_up_from_file_to_sample(built: Workspace) -> None:
 def test_a_finished_build_has_nothing_to_do(built: Workspace) -> None:
     assert built.plan() == set()
     assert "Nothing to be done" in built.build()
+
+
+def test_evidence_makes_the_report_stale_and_is_not_needed(copied: Workspace) -> None:
+    scaling = copied.folder / "work/tiny/scaling/scaling.json"
+    scaling.parent.mkdir()
+    scaling.write_text("{}")
+    assert copied.plan() == {("build_report", "")}
+    scaling.unlink()
+    assert copied.plan() == set()
+
+
+def test_snakemake_makes_its_own_report(copied: Workspace) -> None:
+    copied.build("--report", "build-report.html")
+    page = copied.read("build-report.html")
+    assert "one page with" in page
+    for name in ("report.html", "evaluation.json", "training.json"):
+        assert name in page
 
 
 def test_a_dataset_is_a_target_of_its_own(built: Workspace, tmp_path: Path) -> None:

@@ -213,6 +213,9 @@ def test_a_drafter_that_errs_at_known_positions(target: Target) -> None:
     drafted = speculative(target, oracle, prompt, 12, 3)
     assert drafted.token_ids == plain[:12]
     assert drafted.cycles == [Cycle(3, 1), Cycle(3, 0), Cycle(3, 3), Cycle(3, 3)]
+    # Of a draft of three the first place was right, then of another none: where the target overruled them.
+    assert {place: len(drafts) for place, drafts in drafted.refused.items()} == {2: 2, 3: 3}
+    assert all(drafts[0] != plain[place] for place, drafts in drafted.refused.items())
 
 
 def test_an_accepted_end_of_sequence_ends_the_answer(target: Target) -> None:
@@ -229,6 +232,7 @@ def test_an_accepted_end_of_sequence_ends_the_answer(target: Target) -> None:
     assert drafted.token_ids == plain[:4]
     assert drafted.cycles == [Cycle(5, 3)], "tokens drafted after the end count for nothing"
     assert drafted.from_drafter == [False, True, True, True]
+    assert drafted.refused == {}, "nor were they refused"
 
 
 CYCLES = st.lists(

@@ -119,7 +119,10 @@ def test_samples_say_who_wrote_each_token(evaluate: Evaluate, build: Path) -> No
     assert [sample["dataset"] for sample in samples] == ["chat", "issues"]
     target = Target(build / "target", "float32", LAYER_IDS)
     for sample in samples:
-        assert {origin for _, origin in sample["tokens"]} <= {"accepted", "target"}
+        assert {token[1] for token in sample["tokens"]} <= {"accepted", "target"}
+        assert {token[1] for token in sample["tokens"] if len(token) > 2} == {"target"}, (
+            "refused, then its own"
+        )
         assert sample["tokens"][0][1] == "target", "the first token comes out of the prompt's pass"
         assert len(sample["tokens"]) == len(greedy(target, [2, 5, 9], 14).token_ids)
 
@@ -257,6 +260,15 @@ def test_characters_of_several_tokens_come_whole() -> None:
     pieces = evaluate_drafter.token_texts(Bytes(), list(text.encode()))
     assert pieces == ["a", "", "é", "", "", "漢", "b"]
     assert "".join(evaluate_drafter.token_texts(Bytes(), list(text.encode())[:-2])) == "aé\ufffd"
+
+
+def test_refused_drafts_are_shown_where_the_target_overruled_them() -> None:
+    output = DraftedOutput(list(b"axc"), [False, True, False], [Cycle(3, 1)], {2: list(b"yz")})
+    assert evaluate_drafter.shown_tokens(Bytes(), output) == [
+        ["a", "target"],
+        ["x", "accepted"],
+        ["c", "target", "yz"],
+    ]
 
 
 def test_threads_come_from_the_settings(evaluate: Evaluate) -> None:

@@ -2,145 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
+from itertools import combinations
+from math import dist
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from example_build import DRAFTER, EVIL, HEADER, NAMES, evaluation, write_build, write_evidence
 from eyrie.records import RecordError, write_json
-from eyrie.report import charts
+from eyrie.report import chart, training_charts
 from eyrie.report.inputs import Build, read_build, read_jobs
-from eyrie.report.page import number, render
-
-NAMES = ["chat", "issues", "maths"]
-EVIL = "<script>alert('x')</script>"
-HEADER = {
-    "schema_version": 1,
-    "recipe": {"threads": 2},
-    "parents": {"target.json": "ab" * 32},
-    "versions": {"eyrie": "0.1.0"},
-}
-
-
-def write_build(folder: Path, names: list[str]) -> list[str]:
-    """The files of a build of these datasets, and the report's arguments for them."""
-    write_json(folder / "config.json", config(names))
-    for rank, name in enumerate(names):
-        raw = 60 + 7 * rank
-        skipped = {"duplicate_prompt": 3 + rank, "empty_prompt": 2} if rank != 1 else {}
-        kept = raw - sum(skipped.values())
-        write_json(
-            folder / f"prompts_{name}.json",
-            {"dataset": name, "stage": "prompts", "in": raw, "kept": kept, "skipped": skipped},
-        )
-        # A reason may stop rows of both stages.
-        lost = {"too_long": rank, "empty_prompt": 0} if rank else {}
-        samples = {
-            "dataset": name,
-            "stage": "answer_prompts",
-            "in": kept,
-            "kept": kept - rank,
-            "skipped": lost,
-            "supervised_tokens": {"train": 1900 + 130 * rank, "validation": 120, "held_out": 240},
-        }
-        write_json(folder / f"samples_{name}.json", samples)
-        states = {"dataset": name, "layer_ids": [2, 15, 27], "dtype": "bfloat16"}
-        states["counts"] = {"samples": kept - rank, "tokens": 7000 + 500 * rank}
-        write_json(folder / f"states_{name}.json", HEADER | states)
-    coverage = {"train": 0.9871, "validation": 0.9583}
-    write_json(
-        folder / "vocabulary.json",
-        {"draft_vocab_size": 4096, "vocab_size": 49152, "coverage": coverage, "supervised_tokens": 20000},
-    )
-    write_json(folder / "training.json", HEADER | training())
-    write_json(folder / "evaluation.json", HEADER | evaluation(names))
-    arguments = ["--config", "config.json", "--vocabulary", "vocabulary.json", "--training", "training.json"]
-    arguments += ["--evaluation", "evaluation.json", "--ledgers"]
-    arguments += [f"{kind}_{name}.json" for kind in ("prompts", "samples") for name in names]
-    return [*arguments, "--manifests", *(f"states_{name}.json" for name in names)]
-
-
-def config(names: list[str]) -> dict[str, Any]:
-    dataset = {
-        "source": {"files": ["rows.jsonl"], "format": "jsonl"},
-        "licence": "Apache-2.0",
-        "layout": "messages",
-        "kind": "prompts",
-    }
-    return {
-        "target": {
-            "name": "smollm2-135m",
-            "path": "models/x",
-            "hub_id": "HuggingFaceTB/SmolLM2-135M-Instruct",
-        },
-        "partitions": {"short": {"max_new_tokens": 64}},
-        "datasets": dict.fromkeys(names, dataset),
-    }
-
-
-def training() -> dict[str, Any]:
-    loss = [{"step": 7 * i, "loss": 4.0 / (1 + i / 9) + 2.1 + (i % 5) / 20} for i in range(1, 70)]
-    validation = [
-        {"step": 49 * i, "epoch": i, "acceptance_length": 2.0 - 1 / (1 + i), "rows": 20} for i in range(1, 11)
-    ]
-    counts = {"train_rows": 640, "train_places": 20000, "epochs": 10, "steps": 490, "validation_rows": 20}
-    return {"loss": loss, "validation": validation, "counts": counts}
-
-
-def evaluation(names: list[str]) -> dict[str, Any]:
-    lengths = {
-        key: {"all": 1.9 + offset, **{name: 1.6 + offset + 0.08 * i for i, name in enumerate(names)}}
-        for key, offset in (("3", 0.0), ("5", 0.07))
-    }
-    text = "Here is a function that adds two numbers :\n\ndef add ( a , b ) :\n return a + b\n"
-    words = re.findall(r"\S+\s*", text)
-    tokens = [[word, "accepted" if i % 5 in (1, 2) else "target"] for i, word in enumerate(words)]
-    return {
-        "acceptance_length": lengths,
-        "acceptance_by_position": {"3": [0.54, 0.31, 0.17], "5": [0.53, 0.3, 0.17, 0.09, 0.04]},
-        "prompts": {"3": dict.fromkeys(names, 4), "5": dict.fromkeys(names, 2)},
-        "cycles": {"3": 700, "5": 300},
-        "unseen_families": {"datasets": names[1:2], "acceptance_length": {"3": 1.7, "5": 1.8}},
-        "identical_outputs": {"dtype": "float32", "equal": 20, "total": 20, "differences": []},
-        "stored_answers_equal": {"equal": 12, "total": 20},
-        "tokens_per_second": {
-            "plain": 25.1,
-            "drafted": {"3": 37.9, "5": 36.0},
-            "prompts": {"3": 20, "5": 10},
-        },
-        "speed_up": {"3": 1.51, "5": 1.43},
-        "costs": {
-            "plain_step_ms": 39.8,
-            "verify_step_ms": {"3": 48.1, "5": 52.0},
-            "draft_step_ms": {"3": 2.2, "5": 2.1},
-            "predicted_speed_up": {"3": 1.55, "5": 1.46},
-        },
-        "bfloat16": {
-            "equal": 3,
-            "total": 4,
-            "differences": [
-                {"id": "ab12", "dataset": names[0], "draft_tokens": 3, "position": 17, "margin": 0.125}
-            ],
-        },
-        "without_prompt": {},
-        "distinct_bigrams": 0.8,
-        "samples": [
-            {
-                "id": name,
-                "dataset": name,
-                "draft_tokens": 3,
-                "prompt": f"<user>{EVIL}",
-                "tokens": [*tokens, [EVIL, "accepted"]],
-            }
-            for name in names
-        ],
-        "warnings": [],
-    }
+from eyrie.report.page import TEMPLATES, number, render
+from eyrie.report.training_curves import TrainingCurves, read_curves
 
 
 def write_benchmarks(folder: Path, names: list[str]) -> None:
@@ -160,21 +40,42 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]
     return folder, write_build(folder, NAMES)
 
 
-def read(folder: Path, with_benchmarks: bool = False) -> Build:
+def read(folder: Path, *evidence: str, with_benchmarks: bool = False) -> Build:
+    work, drafter = folder / "work", folder / DRAFTER
     return read_build(
-        folder / "config.json",
-        sorted([*folder.glob("prompts_*.json"), *folder.glob("samples_*.json")]),
-        sorted(folder.glob("states_*.json")),
-        folder / "vocabulary.json",
-        folder / "training.json",
-        folder / "evaluation.json",
+        work / "config.json",
+        sorted([*work.glob("prompts/*/ledger.json"), *work.glob("small/tokenized/*/ledger.json")]),
+        work.glob("small/tokenized/*/tokenized_data.jsonl"),
+        work.glob("small/hidden_states/*/manifest.json"),
+        drafter / "vocabulary.json",
+        Path(DRAFTER) / "checkpoint",
+        drafter / "training.jsonl",
+        drafter / "evaluation.json",
         folder / "benchmarks" if with_benchmarks else None,
+        {name: drafter / f"{name}.json" for name in evidence},
     )
+
+
+@pytest.fixture(autouse=True)
+def in_the_build(arguments: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The paths in the records are seen from the build's folder."""
+    monkeypatch.chdir(arguments[0])
 
 
 @pytest.fixture(scope="module")
 def page(arguments: tuple[Path, list[str]]) -> str:
-    return render(read(arguments[0]))
+    with contextlib.chdir(arguments[0]):
+        return render(read(arguments[0]))
+
+
+@pytest.fixture(scope="module")
+def full_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a build that has every kind of evidence."""
+    folder = tmp_path_factory.mktemp("full")
+    write_build(folder, NAMES)
+    write_evidence(folder, NAMES)
+    with contextlib.chdir(folder):
+        return render(read(folder, "acceptance", "scaling", "serving"))
 
 
 class Elements(HTMLParser):
@@ -225,9 +126,10 @@ def test_text_from_files_is_escaped(page: str) -> None:
 
 
 def test_chart_data_cannot_close_its_element() -> None:
-    chart = charts.curves("loss", "t", "d", "loss", {"</script><b>": ([1], [2.0])})
-    assert "<" not in chart.json
-    assert json.loads(chart.json)["data"][0]["name"] == "</script><b>"
+    figure = chart.new_figure(100).add_scatter(x=[1], y=[2.0], name="</script><b>")
+    made = chart.Chart("loss", "t", "d", figure)
+    assert "<" not in made.json
+    assert json.loads(made.json)["data"][0]["name"] == "</script><b>"
 
 
 def test_every_chart_is_drawn_where_it_belongs(page: str) -> None:
@@ -238,17 +140,23 @@ def test_every_chart_is_drawn_where_it_belongs(page: str) -> None:
     assert places == [
         "acceptance-by-dataset",
         "acceptance-by-position",
-        "loss",
-        "validation",
+        "funnels",
         "rows",
         "tokens",
+        "prompt-lengths",
+        "answer-lengths",
+        "length-ranges",
+        "loss",
+        "right-guesses",
+        "validation",
+        "validation-positions",
     ]
 
 
-def test_charts_use_colours_that_the_dark_page_knows(page: str) -> None:
-    known = {colour for pair in charts.PALETTE for colour in pair}
-    for source in re.findall(r'class="figure"[^>]*>(.*?)</script>', page, re.S):
-        assert set(re.findall(r"#[0-9a-f]{6}", source)) <= known
+def test_charts_use_colours_that_the_dark_page_knows(full_page: str) -> None:
+    known = {colour for pair in chart.PALETTE for colour in pair}
+    for source in re.findall(r'class="figure"[^>]*>(.*?)</script>', full_page, re.S):
+        assert set(re.findall(r"#[0-9a-f]{6,8}", source)) <= known
 
 
 def test_the_figures_are_on_the_page(page: str) -> None:
@@ -259,13 +167,14 @@ def test_the_figures_are_on_the_page(page: str) -> None:
         "20 of 20",
         "201 raw rows",
         "6,090 to learn from, of 22,500",
-        "3 duplicate_prompt, 2 empty_prompt",
-        "1 too_long",
+        "duplicate_prompt reading 3 empty_prompt reading 2",
+        "prompt_too_long answering 1",
         "Apache-2.0",
         "98.7 % of the supervised tokens of the train share",
         "In issues several rows share a group",
         "HuggingFaceTB/SmolLM2-135M-Instruct",
-        "ab" * 32,
+        "vllm 0.32.0 float32",
+        "ef" * 32,
     ):
         assert expected in text
 
@@ -274,16 +183,19 @@ def test_every_raw_row_is_accounted_for(arguments: tuple[Path, list[str]]) -> No
     for dataset in read(arguments[0]).datasets:
         ends = dataset.samples + dataset.left_out + dataset.unusable + dataset.unanswered
         assert ends == dataset.raw_rows
+        counts = [count for _, count in dataset.funnel]
+        assert counts == sorted(counts, reverse=True)
+        assert (counts[0], counts[-1]) == (dataset.raw_rows, dataset.samples - 10)
 
 
 def test_a_build_without_times_tells_of_none(arguments: tuple[Path, list[str]], tmp_path: Path) -> None:
-    flags = write_build(tmp_path, NAMES)
-    assert flags == arguments[1]
+    assert write_build(tmp_path, NAMES) == arguments[1]
     untimed = evaluation(NAMES) | {"tokens_per_second": None, "speed_up": None, "costs": None}
     untimed |= {"bfloat16": None, "unseen_families": None, "warnings": ["Not one <b>token</b>."]}
-    write_json(tmp_path / "evaluation.json", HEADER | untimed)
+    write_json(tmp_path / DRAFTER / "evaluation.json", HEADER | untimed)
     text = Elements(render(read(tmp_path))).text
     assert "Speed" not in text
+    assert "No costs were measured" in text
     assert "tokens/s" not in text
     assert "Not one <b>token</b>." in text
     assert "Where the time went" not in text
@@ -291,8 +203,10 @@ def test_a_build_without_times_tells_of_none(arguments: tuple[Path, list[str]], 
 
 def test_a_build_without_validation_rows(tmp_path: Path) -> None:
     write_build(tmp_path, NAMES)
-    write_json(tmp_path / "training.json", HEADER | training() | {"validation": []})
-    assert 'id="validation"' not in render(read(tmp_path))
+    lines = (tmp_path / DRAFTER / "training.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if '"validation"' not in line]
+    (tmp_path / DRAFTER / "training.jsonl").write_text("".join(kept))
+    assert 'id="validation' not in render(read(tmp_path))
 
 
 def test_figures_that_could_not_be_measured_are_dashes(tmp_path: Path) -> None:
@@ -300,7 +214,7 @@ def test_figures_that_could_not_be_measured_are_dashes(tmp_path: Path) -> None:
     unknown = evaluation(NAMES)
     unknown["acceptance_length"] = {"3": {"all": None, **dict.fromkeys(NAMES)}}
     unknown["acceptance_by_position"] = {"3": []}
-    write_json(tmp_path / "evaluation.json", HEADER | unknown)
+    write_json(tmp_path / DRAFTER / "evaluation.json", HEADER | unknown)
     assert "Acceptance length – " in Elements(render(read(tmp_path))).text
 
 
@@ -316,9 +230,9 @@ def test_wall_times_come_from_the_benchmark_files(tmp_path: Path) -> None:
         "build_vocabulary",
     }
     text = " ".join(Elements(render(build)).text.split())
-    assert "train_drafter 1 140.2 1480" in text
-    assert "answer_prompts 3 64.5 612" in text
-    assert "build_vocabulary 1 0.2 –" in text
+    assert "train_drafter 1 140.20 1,480" in text
+    assert "answer_prompts 3 64.50 612" in text
+    assert "build_vocabulary 1 0.20 –" in text
 
 
 def test_a_strange_benchmark_file_is_named(tmp_path: Path) -> None:
@@ -329,10 +243,132 @@ def test_a_strange_benchmark_file_is_named(tmp_path: Path) -> None:
 
 def test_a_missing_ledger_is_named(tmp_path: Path) -> None:
     write_build(tmp_path, NAMES)
-    (tmp_path / "samples_maths.json").unlink()
+    shutil.rmtree(tmp_path / "work/small/tokenized/maths")
     with pytest.raises(RecordError, match="lacks the samples of maths"):
         read(tmp_path)
 
 
 def test_numbers_for_a_reader() -> None:
     assert [number(value) for value in (None, 12345, 1.904)] == ["–", "12,345", "1.90"]
+
+
+def test_evidence_that_is_not_there_names_its_command(page: str) -> None:
+    text = " ".join(Elements(page).text.split())
+    for command in (f"{DRAFTER}/acceptance.json", "scaling", "serving", "evaluation"):
+        assert (f"snakemake --cores all {command}" in text) == (command != "evaluation")
+
+
+def test_evidence_is_shown_where_it_is(full_page: str) -> None:
+    elements = Elements(full_page)
+    text = " ".join(elements.text.split())
+    assert "snakemake --cores all" not in text
+    places = {attrs["id"] for tag, attrs in elements.found if attrs.get("class") == "plot"}
+    assert places >= {
+        *("replayed-by-dataset", "replayed-by-place", "replayed-by-position"),
+        *("speed-up", "scaling", "served"),
+    }
+    for expected in (
+        "Yes. With costs measured, drafts of 3 make the target 1.38 times as fast",
+        "Passed. vLLM 0.32.0",
+        "19 of 20 outputs equal",
+        "predicted to have 1.93 (1.81 to 2.07); it has 1.90",
+        "2.0 31,000 24,000 52,000",
+        "would be 2.05 (greedy) and 1.90 (sampled), which overstates",
+        "all 1.85 1.75 2.00 400 1.70",
+    ):
+        assert expected in text
+
+
+def test_every_name_and_every_link_is_of_one_place(full_page: str) -> None:
+    elements = Elements(full_page).found
+    names = [attrs["id"] for _, attrs in elements if "id" in attrs]
+    assert len(names) == len(set(names))
+    links = {str(attrs["href"]).removeprefix("#") for tag, attrs in elements if tag == "a"}
+    assert links and links <= set(names)
+
+
+def test_refused_drafts_stand_struck_through_before_what_overruled_them(full_page: str) -> None:
+    assert "<del>the sum of </del>" in full_page
+    assert full_page.count("<del>") == 1 + len(NAMES), "the legend, and once in each sample"
+
+
+def test_evidence_of_another_drafter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_build(tmp_path, NAMES)
+    write_evidence(tmp_path, NAMES)
+    monkeypatch.chdir(tmp_path)
+    serving = json.loads((tmp_path / DRAFTER / "serving.json").read_text())
+    serving["parents"][f"{DRAFTER}/checkpoint/model.safetensors"] = "00" * 32
+    write_json(tmp_path / DRAFTER / "serving.json", serving)
+    assert read(tmp_path, "acceptance", "serving").evidence.stale == ["serving.json"]
+    assert "serving.json tells of another drafter" in render(read(tmp_path, "serving"))
+
+
+def test_a_long_log_becomes_a_short_curve(tmp_path: Path) -> None:
+    with (tmp_path / "training.jsonl").open("w") as file:
+        for step in range(1, 2001):
+            file.write(json.dumps({"step": step, "loss": float(step), "right_by_step": [0.5, 0.25]}) + "\n")
+    curves = read_curves(tmp_path / "training.jsonl")
+    assert len(curves.steps) == 250
+    assert curves.steps[-1] == 2000
+    assert curves.loss[0] == 4.5, "the mean of the first eight"
+    assert [set(right) for right in curves.right] == [{0.5}, {0.25}]
+
+
+def test_a_run_of_no_step_has_an_empty_curve() -> None:
+    assert [one.id for one in training_charts.training_charts(TrainingCurves([], [], [], []))] == ["loss"]
+
+
+def test_every_template_is_an_input_of_the_rule() -> None:
+    rule = (Path(__file__).resolve().parent.parent / "rules/report.smk").read_text(encoding="utf-8")
+    assert f"scripts/eyrie/report/{TEMPLATES.name}/**/*.*" in rule
+
+
+# Matrices that show a colour, in linear light, as those who lack a kind of cone see it. Source: Machado,
+# Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency", 2009,
+# table for severity 1.0.
+BLINDNESS = {
+    "none": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protanopia": ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
+    "deuteranopia": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
+    "tritanopia": ((1.256, -0.077, -0.179), (-0.078, 0.931, 0.148), (0.005, 0.691, 0.304)),
+}
+
+
+def linear(colour: str) -> list[float]:
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+
+
+def lab(rgb: list[float]) -> list[float]:
+    """CIE L*a*b* of linear sRGB, D65."""
+    red, green, blue = (min(max(part, 0.0), 1.0) for part in rgb)
+    xyz = (
+        (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.9505,
+        0.2126 * red + 0.7152 * green + 0.0722 * blue,
+        (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.089,
+    )
+    x, y, z = (part ** (1 / 3) if part > 0.008856 else 7.787 * part + 16 / 116 for part in xyz)
+    return [116 * y - 16, 500 * (x - y), 200 * (y - z)]
+
+
+@pytest.mark.parametrize("blindness", BLINDNESS)
+@pytest.mark.parametrize("scheme", [0, 1])
+def test_series_differ_for_the_colour_blind(blindness: str, scheme: int) -> None:
+    matrix = BLINDNESS[blindness]
+    seen = []
+    for pair in (chart.BLUE, chart.ORANGE, chart.SLATE, chart.GREY):
+        rgb = linear(pair[scheme])
+        seen.append(lab([sum(m * part for m, part in zip(row, rgb, strict=True)) for row in matrix]))
+    for one, other in combinations(seen, 2):
+        assert dist(one, other) > 18
+
+
+@pytest.mark.parametrize(("scheme", "card"), [(0, "#ffffff"), (1, "#1c2128")])
+def test_series_stand_out_from_the_card(scheme: int, card: str) -> None:
+    def light(colour: str) -> float:
+        red, green, blue = linear(colour)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    for pair in (chart.BLUE, chart.ORANGE, chart.SLATE):
+        high, low = sorted((light(pair[scheme]), light(card)), reverse=True)
+        assert (high + 0.05) / (low + 0.05) >= 3

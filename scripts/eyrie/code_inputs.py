@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from eyrie.records import content_key, sha256_file
+
 SCRIPTS = Path("scripts")
 
 # These only check and talk. A setting's value reaches a stage as a parameter, with defaults filled in, so a
@@ -19,14 +21,25 @@ def code_files(script: str, layout: str | None = None) -> list[str]:
 
     Layouts are loaded by name, so that a dataset depends on its own layout and on no other.
     """
-    found = set(_closure(SCRIPTS / f"{script}.py"))
+    return sorted(str(path) for path in _files(SCRIPTS, script, layout))
+
+
+def code_digest(script: str, layout: str | None = None) -> str:
+    """One digest of the content of those files, in the folder of the code that runs, wherever it is run."""
+    scripts = Path(__file__).resolve().parent.parent
+    files = sorted(_files(scripts, script, layout))
+    return content_key([[str(path.relative_to(scripts)), sha256_file(path)] for path in files])
+
+
+def _files(scripts: Path, script: str, layout: str | None) -> set[Path]:
+    found = set(_closure(scripts, scripts / f"{script}.py"))
     if layout is not None:
-        found.update(_closure(_module_file(f"eyrie.layouts.{layout}")))
-    return sorted(str(path) for path in found)
+        found.update(_closure(scripts, _module_file(scripts, f"eyrie.layouts.{layout}")))
+    return found
 
 
 @cache
-def _closure(start: Path) -> frozenset[Path]:
+def _closure(scripts: Path, start: Path) -> frozenset[Path]:
     """The file itself and all files of this project that it imports."""
     found: set[Path] = set()
     waiting = [start]
@@ -36,7 +49,9 @@ def _closure(start: Path) -> frozenset[Path]:
             continue
         found.add(path)
         waiting.extend(
-            _module_file(module) for module in _imported_modules(path) if module not in _WITHOUT_EFFECT
+            _module_file(scripts, module)
+            for module in _imported_modules(path)
+            if module not in _WITHOUT_EFFECT
         )
     return frozenset(found)
 
@@ -51,6 +66,6 @@ def _imported_modules(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _module_file(module: str) -> Path:
-    path = SCRIPTS.joinpath(*module.split("."))
+def _module_file(scripts: Path, module: str) -> Path:
+    path = scripts.joinpath(*module.split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

@@ -18,7 +18,7 @@ One cycle of drafted decoding, with `n` tokens newly verified by the cycle befor
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -40,11 +40,15 @@ class PlainOutput:
 
 @dataclass(frozen=True)
 class DraftedOutput:
-    """Tokens written with a drafter; `from_drafter` says of each whether it was drafted and accepted."""
+    """Tokens written with a drafter; `from_drafter` says of each whether it was drafted and accepted.
+
+    refused: the drafts that the target did not take, by the place in token_ids that it filled itself instead.
+    """
 
     token_ids: list[int]
     from_drafter: list[bool]
     cycles: list[Cycle]
+    refused: dict[int, list[int]] = field(default_factory=dict)
 
 
 class TargetPass:
@@ -142,6 +146,7 @@ def speculative(
     output = [int(reader.logits(last[-1:]).argmax())]
     from_drafter = [False]
     cycles: list[Cycle] = []
+    refused: dict[int, list[int]] = {}
     following = [*prompt_ids[1:], *output]
     while len(output) < max_new_tokens and output[-1] not in ends:
         # The target's own token needs a place, too.
@@ -155,9 +160,11 @@ def speculative(
         written = _until_end(following, ends)
         accepted = min(agreed, len(written))
         cycles.append(Cycle(offered, accepted))
+        if accepted < len(written) and drafts[accepted:]:
+            refused[len(output) + accepted] = drafts[accepted:]
         output += written
         from_drafter += [position < accepted for position in range(len(written))]
-    return DraftedOutput(output, from_drafter, cycles)
+    return DraftedOutput(output, from_drafter, cycles, refused)
 
 
 def _agreeing(drafts: Sequence[int], choices: Sequence[int]) -> int:

@@ -45,9 +45,19 @@ _EXAMPLES = 3
 class Prompts:
     """The build of one dataset's prompts or conversations, from its fetched files to its ledger."""
 
-    def __init__(self, dataset: str, settings: DatasetSettings, source: Path) -> None:
-        """source: the dataset's source.json. Raises ConfigError for a layout or a field there is not,
-        RecordError for raw files that changed since they were fetched."""
+    def __init__(
+        self,
+        dataset: str,
+        settings: DatasetSettings,
+        source: Path,
+        made_by: Mapping[str, Any] | None = None,
+    ) -> None:
+        """source: the dataset's source.json. made_by: the head of the ledger, which says how it was made.
+
+        Raises ConfigError for a layout or a field there is not, RecordError for raw files that changed since
+        they were fetched.
+        """
+        self._made_by = made_by or {}
         self._dataset = dataset
         self._settings = settings
         self._layout = _layout(dataset, settings)
@@ -210,6 +220,7 @@ class Prompts:
 
     def _ledger_document(self, selection: Selection) -> dict[str, Any]:
         document = {
+            **self._made_by,
             "dataset": self._dataset,
             "stage": "prompts",
             "source": {"files": self._source},

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save
 from eyrie.config import ConfigError
 from eyrie.eagle3.drafter_layouts import ARCHITECTURE, EMBEDDING, classic_tensors, read_drafter_config
 from eyrie.eagle3.model import Drafter, DrafterConfig
-from eyrie.records import RecordError, atomic_write, read_json, write_json
+from eyrie.records import RecordError, atomic_write, read_json, sha256_file, write_json
 
 # SGLang captures what a layer puts out where vLLM and Hugging Face count what enters it: its models add one
 # to every id, but for those below.
@@ -114,7 +114,8 @@ def _check_maps(d2t: torch.Tensor, t2d: torch.Tensor, where: str) -> None:
 def save_checkpoint(folder: Path, drafter: Drafter, card: str, manifest: Mapping[str, Any]) -> None:
     """Write model.safetensors (floats in bfloat16), config.json, README.md, training.json, each atomically.
 
-    card: the README's text. manifest: the content of training.json. Raises RecordError if the maps disagree.
+    card: the README's text. manifest: the content of training.json, where the digests of the weights and of
+    their configuration are added. Raises RecordError if the maps disagree.
     """
     tensors = {
         name: tensor.detach().to("cpu", torch.bfloat16 if tensor.is_floating_point() else None).contiguous()
@@ -126,7 +127,8 @@ def save_checkpoint(folder: Path, drafter: Drafter, card: str, manifest: Mapping
     write_json(folder / "config.json", config_json(drafter.config))
     with atomic_write(folder / "README.md") as file:
         file.write(card.encode())
-    write_json(folder / "training.json", dict(manifest))
+    files = {name: sha256_file(folder / name) for name in ("config.json", "model.safetensors")}
+    write_json(folder / "training.json", {**manifest, "files": files})
 
 
 def load_drafter(folder: Path, embedding: torch.Tensor, dtype: torch.dtype) -> Drafter:

@@ -1,24 +1,30 @@
-"""The report's page: figures in words, charts and examples, put into the template."""
+"""The report's page: figures in words, charts and examples, put into the templates."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from eyrie.recipes import result_settings
-from eyrie.report import charts
+from eyrie.report import acceptance_charts, data_charts, training_charts, value_charts
+from eyrie.report.chart import PALETTE, Cell, Chart
 from eyrie.report.inputs import Build
+from eyrie.trace import Node
+
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(build: Build) -> str:
     """The whole page. Equal builds give equal text; every text from a file is escaped by the template."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -27,68 +33,52 @@ def render(build: Build) -> str:
     environment.filters["number"] = number
     environment.filters["pretty"] = pretty_json
     evaluation = build.evaluation
-    return environment.get_template("template.html").render(
+    return environment.get_template("page.html").render(
         build=build,
         settings=result_settings(build.config),
         evaluation=evaluation,
+        pays=evaluation.get("pays"),
+        acceptance=build.evidence.acceptance,
+        scaling=build.evidence.scaling,
+        serving=build.evidence.serving,
         first=next(iter(evaluation["acceptance_length"])),
         tiles=tiles(build),
-        target_digest=next(
-            digest for path, digest in evaluation["parents"].items() if Path(path).name == "target.json"
-        ),
-        lengths_table=lengths_table(evaluation["acceptance_length"]),
-        stages=stage_table(build),
+        warnings=warnings(build),
         manifests={"evaluation.json": evaluation, "training.json": build.training}
         | {f"hidden states of {manifest['dataset']}": manifest for manifest in build.manifests},
+        chains=chains(list(build.trace.tree())),
         charts={chart.id: chart for chart in build_charts(build)},
-        palette=charts.PALETTE,
-        dark_colours=json.dumps(dict(charts.PALETTE)),
-        plotly=get_plotlyjs(),
+        style=Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
+        draw=Markup((TEMPLATES / "draw.js").read_text(encoding="utf-8")),
+        dark_colours=Markup(json.dumps(dict(PALETTE))),
+        plotly=Markup(get_plotlyjs()),
     )
 
 
-def build_charts(build: Build) -> list[charts.Chart]:
+def build_charts(build: Build) -> list[Chart]:
     """Every chart that the build has figures for."""
-    evaluation = build.evaluation
-    found = [
-        charts.acceptance_by_dataset(evaluation["acceptance_length"]),
-        charts.acceptance_by_position(evaluation["acceptance_by_position"]),
-        charts.rows_funnel(build.datasets),
-        charts.trained_tokens(build.datasets),
-        *training_charts(build.training),
+    evaluation, evidence = build.evaluation, build.evidence
+    charts = [
+        acceptance_charts.decoded_by_dataset(evaluation),
+        acceptance_charts.decoded_by_position(evaluation["acceptance_by_position"]),
+        data_charts.funnels(build.datasets),
+        data_charts.rows_fate(build.datasets),
+        data_charts.trained_tokens(build.datasets),
+        *data_charts.length_histograms(build.datasets, build.lengths),
+        data_charts.length_ranges(build.datasets, build.lengths),
+        *training_charts.training_charts(build.curves),
     ]
-    return [*found, charts.stage_times(build.jobs)] if build.jobs else found
-
-
-def training_charts(training: Mapping[str, Any]) -> list[charts.Chart]:
-    """Loss and validation acceptance over the steps; a build without validation rows has the first alone."""
-    loss = training["loss"]
-    found = [
-        charts.curves(
-            "loss",
-            "Training loss",
-            "Cross-entropy with the target's own distribution, summed over the unrolled steps.",
-            "loss",
-            {"training": ([point["step"] for point in loss], [point["loss"] for point in loss])},
-        )
-    ]
-    measured = [point for point in training["validation"] if point["acceptance_length"] is not None]
-    if measured:
-        found.append(
-            charts.curves(
-                "validation",
-                "Validation acceptance",
-                "Acceptance length replayed on the validation share, 3 drafted tokens.",
-                "acceptance length",
-                {
-                    "validation": (
-                        [point["step"] for point in measured],
-                        [point["acceptance_length"] for point in measured],
-                    )
-                },
-            )
-        )
-    return found
+    if evidence.acceptance is not None:
+        charts += acceptance_charts.replayed_charts(evidence.acceptance)
+    if evaluation.get("pays"):
+        charts.append(value_charts.speed_up(evaluation["pays"]))
+    if evidence.scaling is not None:
+        charts.append(value_charts.scaling(evidence.scaling))
+    if evidence.serving is not None:
+        charts.append(value_charts.served(evidence.serving))
+    if build.jobs:
+        charts.append(training_charts.stage_times(build.jobs))
+    return charts
 
 
 def tiles(build: Build) -> list[tuple[str, str, str]]:
@@ -110,43 +100,79 @@ def tiles(build: Build) -> list[tuple[str, str, str]]:
             f"to learn from, of {number(sum(dataset.tokens for dataset in datasets))} in all samples",
         ),
         ("Acceptance length", number(lengths["all"]), f"tokens a pass, {first} drafted, held-out prompts"),
+        *_speed_tiles(build, first),
         (
             "Identical outputs",
             f"{equal['equal']} of {equal['total']}",
             f"drafted and plain decoding, {equal['dtype']}",
         ),
     ]
-    if evaluation["speed_up"]:
-        speed = evaluation["tokens_per_second"]
-        note = f"{speed['plain']:.1f} to {speed['drafted'][first]:.1f} tokens/s, {first} drafted"
-        found.insert(4, ("Speed-up", f"{evaluation['speed_up'][first]:.2f}×", note))
     return found
 
 
-def lengths_table(lengths: Mapping[str, Mapping[str, float | None]]) -> list[tuple[str, list[float | None]]]:
-    """Acceptance length as rows: the dataset's name and a value for each length of the drafts."""
-    names = ["all", *sorted(set().union(*lengths.values()) - {"all"})]
-    return [(name, [values.get(name) for values in lengths.values()]) for name in names]
+def _speed_tiles(build: Build, first: str) -> list[tuple[str, str, str]]:
+    """How much faster, measured here and by a server, and whether that pays; what was not measured lacks."""
+    evaluation, serving = build.evaluation, build.evidence.serving
+    found = []
+    if evaluation["speed_up"]:
+        speed = evaluation["tokens_per_second"]
+        note = f"{speed['plain']:.1f} to {speed['drafted'][first]:.1f} tokens/s, {first} drafted"
+        found.append(("Speed-up", f"{evaluation['speed_up'][first]:.2f}×", note))
+    if serving is not None:
+        rates, engine = serving["tokens_per_second"], serving["engine"]
+        note = (
+            f"{rates['plain']:.1f} to {rates['drafted']:.1f} tokens/s, {engine['name']} {engine['version']}"
+        )
+        found.append(("Served speed-up", f"{serving['speed_up']:.2f}×", note))
+    if pays := evaluation.get("pays"):
+        best = str(pays["best_draft_tokens"])
+        note = f"{pays['speed_up'][best]:.2f}× expected with {best} drafted"
+        found.append(("Does it pay", "yes" if pays["pays"] else "no", note))
+    return found
 
 
-def stage_table(build: Build) -> list[tuple[str, int, float, float]]:
-    """Stage, jobs, their seconds, and the largest job's megabytes, the longest stage first."""
-    stages = sorted({job.stage for job in build.jobs})
-    rows = [(stage, [job for job in build.jobs if job.stage == stage]) for stage in stages]
-    table = [
-        (stage, len(jobs), sum(job.seconds for job in jobs), max(job.peak_mb for job in jobs))
-        for stage, jobs in rows
+def warnings(build: Build) -> list[str]:
+    """What a reader should know before trusting the figures."""
+    acceptance = build.evidence.acceptance or {}
+    return [
+        *build.evaluation["warnings"],
+        *acceptance.get("warnings", []),
+        *(f"{name} tells of another drafter than this one; make it anew." for name in build.evidence.stale),
     ]
-    return sorted(table, key=lambda row: -row[2])
 
 
-def number(value: float | int | None) -> str:
+def chains(tree: Sequence[tuple[int, Node]]) -> list[tuple[str, list[tuple[int, Node]]]]:
+    """The tree below its root in pieces, one for each thing that the drafter was made from directly.
+
+    Each has a title: the dataset's name, or what it is.
+    """
+    starts = 0
+
+    def piece(entry: tuple[int, Node]) -> int:
+        nonlocal starts
+        starts += entry[0] == 1
+        return starts
+
+    pieces = [list(group) for _, group in groupby(tree[1:], key=piece)]
+    return [(_title(nodes[0][1]), nodes) for nodes in pieces]
+
+
+def _title(node: Node) -> str:
+    path = Path(node.name)
+    if path.name in ("manifest.json", "tokenized_data.jsonl"):
+        return path.parent.name
+    return path.name if node.kind == "file" else node.kind
+
+
+def number(value: Cell) -> str:
     """Whole numbers with separators, others with two digits, and a dash for what was not measured."""
     if value is None:
         return "–"
+    if isinstance(value, str):
+        return value
     return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
 
 
-def pretty_json(value: object) -> str:
+def pretty_json(value: Mapping[str, Any]) -> str:
     """JSON for a reader."""
     return json.dumps(value, ensure_ascii=False, indent=2, sort_keys=True)
