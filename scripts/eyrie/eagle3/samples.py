@@ -41,6 +41,7 @@ class Row:
     key: str
     id: str
     dataset: str
+    group: str
     split: str
     token_ids: torch.Tensor
     loss_mask: torch.Tensor
@@ -128,6 +129,7 @@ def read_rows(
                     key=states.key(ids),
                     id=row["id"],
                     dataset=row["dataset"],
+                    group=row["group"],
                     split=row["split"],
                     token_ids=torch.tensor(ids, dtype=torch.int32),
                     loss_mask=torch.tensor(mask, dtype=torch.bool),
@@ -142,7 +144,7 @@ def read_rows(
             f"{unknown[0].id} of dataset {unknown[0].dataset}.\n  expected a manifest of every dataset, made "
             "from these tokens with this target\n  change: run the hidden_states target again"
         )
-    if not any(row.split == "train" for row in rows):
+    if "train" in splits and not any(row.split == "train" for row in rows):
         raise GateError(
             f"no row to train on among {len(rows)} (held-out rows aside)\n  expected at least one of the "
             "train split\n  change: more samples, or split.validation and split.held_out"
