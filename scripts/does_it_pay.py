@@ -4,9 +4,10 @@
     does_it_pay.py --length 2.1 --draft-tokens 3 --draft-step 0.05 --verify-step 1.15
     does_it_pay.py --length 2.1 --draft-tokens 3 --plain 90 --drafted 82.3 [--verify-step 1.15]
 
-Costs are in steps of plain decoding: --draft-step of drafting one token, --verify-step of the target's pass over
-the drafted tokens and one more; one number, or so many as there are lengths of drafts, the first for one token.
-With tokens per second in their place it says what a cycle cost, and what would have had to be different.
+Costs are in steps of plain decoding: --draft-step of drafting one token, --verify-step of the target's pass
+over the drafted tokens and one more. One number holds for all lengths of drafts; of several the first is for
+one drafted token. With tokens per second in their place it says what a cycle cost, and what would have had to
+be different.
 """
 
 from __future__ import annotations
@@ -40,13 +41,8 @@ def main() -> None:
             f"as one, and {drafts} drafted ones at most"
         )
     if arguments.plain is not None and arguments.drafted is not None:
-        lines = from_rates_of_tokens(
-            mean,
-            drafts,
-            arguments.plain,
-            arguments.drafted,
-            arguments.verify_step and arguments.verify_step[0],
-        )
+        verify = None if arguments.verify_step is None else arguments.verify_step[0]
+        lines = from_tokens_per_second(mean, drafts, arguments.plain, arguments.drafted, verify)
     elif arguments.draft_step is not None and arguments.verify_step is not None:
         costs = CycleCosts("given", None, _by_length(arguments.draft_step), _by_length(arguments.verify_step))
         # Of a mean length alone nothing is known of shorter drafts.
@@ -85,7 +81,7 @@ def _by_length(values: Sequence[float]) -> float | ByLength:
     return values[0] if len(values) == 1 else dict(enumerate(values, start=1))
 
 
-def from_rates_of_tokens(
+def from_tokens_per_second(
     length: float, draft_tokens: int, plain: float, drafted: float, verify: float | None
 ) -> list[str]:
     """What tokens per second with and without a drafter tell of a cycle's cost, as lines for a reader."""
@@ -101,8 +97,8 @@ def from_rates_of_tokens(
         cheap = length / (draft_tokens * _CHEAP + verify)
         lines += [
             f"with a verify step of {verify:.2f} a draft step cost {draft:.2f} of a plain one",
-            f"at {length:.2f} it would have paid below {(length - verify) / draft_tokens:.2f}; at {_CHEAP} it "
-            f"would be {cheap:.2f} times as fast",
+            f"at this length it pays below {(length - verify) / draft_tokens:.2f}; a draft step of {_CHEAP} "
+            f"would make it {cheap:.2f} times as fast",
         ]
     return lines
 

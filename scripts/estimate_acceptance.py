@@ -13,6 +13,7 @@ import argparse
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def main() -> None:
     rows = _choose_rows(read_rows(arguments.tokenized, states, captures, ["held_out"]), recipe)
 
     weights = TargetWeights(arguments.target_path, target["files"])
-    head = weights.head(read_text_config(arguments.target_path).tie_word_embeddings).to(device)
+    head = weights.head(read_text_config(arguments.target_path).tie_word_embeddings).to(device).float()
     drafter = load_drafter(arguments.checkpoint, weights.embedding(), torch.float32).to(device)
     _check_layers(drafter, captures, arguments.checkpoint)
     checked = CheckedStates(rows, states, captures)
@@ -152,16 +153,19 @@ def draft_all(
     """
     following = iter(rows)
     for group in grouped(samples):
-        found = [(row, sample, _answers(row, eos_ids, limit)) for sample, row in zip(group, following)]
-        asked = [one for one in found if any(len(answer.places) for answer in one[2])]
+        found = [(row, _answers(row, eos_ids, limit)) for row in islice(following, len(group))]
+        asked = [
+            (sample, row, answers)
+            for sample, (row, answers) in zip(group, found, strict=True)
+            if any(len(answer.places) for answer in answers)
+        ]
         if asked:
-            all_rates = _rates(
-                drafter, [(sample, answers) for _, sample, answers in asked], draft_tokens, head
-            )
-            for (row, _, answers), of_answers in zip(asked, all_rates, strict=True):
+            pairs = [(sample, answers) for sample, _, answers in asked]
+            rates = _rates(drafter, pairs, draft_tokens, head)
+            for (_, row, answers), of_answers in zip(asked, rates, strict=True):
                 tokens = row.token_ids.tolist()
-                for answer, rates in zip(answers, of_answers, strict=True):
-                    yield Drafted(row.dataset, row.group, answer, tokens, rates)
+                for answer, of_answer in zip(answers, of_answers, strict=True):
+                    yield Drafted(row.dataset, row.group, answer, tokens, of_answer)
         if progress is not None:
             progress.advance(len(group))
 
@@ -216,9 +220,9 @@ def _lacking(captures: Captures) -> list[str]:
         return []
     return [
         f"The store holds the target's {kept} likeliest tokens of the draft vocabulary and no last state. "
-        "Greedy figures are not touched by that. Sampled ones take the target's probabilities as parts of the "
-        "draft vocabulary's sum, so they overstate by what the target gives to tokens outside it, and "
-        "leave out what it gives to less likely ones."
+        "Greedy figures are not touched by that. Sampled ones take the target's probabilities as parts of "
+        "the draft vocabulary's sum: they overstate by what the target gives to tokens outside it, and "
+        "understate by what it gives to less likely ones."
     ]
 
 

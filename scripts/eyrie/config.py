@@ -363,11 +363,11 @@ class EvaluationSettings(Settings):
     """Costs of the host that is to serve the drafter, for the question whether it pays. null: those measured
     here, where speed is measured."""
     estimate_rows: Positive | None = None
-    """Held-out samples of each dataset that acceptance is estimated on from their stored states; null: all."""
+    """Held-out samples of each dataset whose stored states acceptance is estimated on; null: all."""
 
 
 class ScalingSettings(Settings):
-    """Drafters on shares of the training groups, to learn what more data would bring: the target `scaling`."""
+    """The target `scaling`: drafters on shares of the training groups, to tell what more data would bring."""
 
     shares: Annotated[list[GroupShare], Field(min_length=2)] = Field(default=["1/8", "1/4", "1/2"])
     """Shares beside the whole, rising; each holds the groups of those before it."""

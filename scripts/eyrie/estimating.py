@@ -110,7 +110,7 @@ def _sums(weights: Floats, joint: Floats) -> Floats:
 
 
 def lengths(sums: Floats) -> Floats:
-    """Acceptance lengths [...] of sums [..., 1 + K] of cycles and of accepted tokens; not a number for none."""
+    """Acceptance lengths [...] of sums [..., 1 + K] of cycles and accepted tokens; NaN without a cycle."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return 1 + sums[..., 1:].sum(axis=-1) / sums[..., 0]
 

@@ -2,20 +2,23 @@
 
 A cycle drafts k tokens in k draft steps and verifies them in one pass over k + 1 tokens; it writes as many
 tokens as the acceptance length AL(k) says. With c the cost of a draft step and v that of the pass, both in
-steps of plain decoding, the speed-up is S(k) = AL(k) / (k c + v) (Leviathan et al. 2023), and the drafter pays
-where AL(k) is above k c + v. Longer drafts accept more, AL(k) = 1 + the sum of the rates up to k, and cost
-more.
+steps of plain decoding, the speed-up is S(k) = AL(k) / (k c + v) (Leviathan et al. 2023), and the drafter
+pays where AL(k) is above k c + v. Longer drafts accept more, AL(k) = 1 + the sum of the rates up to k, and
+cost more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eyrie.acceptance import predicted_speed_up
 from eyrie.config import CostSettings, StepCosts
-from eyrie.measuring import Costs
+
+if TYPE_CHECKING:
+    # It brings torch along, which a person with a few figures need not wait for.
+    from eyrie.measuring import Costs
 
 ByLength = Mapping[int, float]
 
@@ -35,8 +38,8 @@ class CycleCosts:
     def of(self, draft_tokens: int) -> tuple[float, float] | None:
         """Costs c and v with drafts of that length; None where they are longer than any known one.
 
-        Between known lengths both are taken to change evenly. Below the shortest c is that of the shortest, and
-        v begins at 1: to verify no draft is a plain step.
+        Between known lengths both are taken to change evenly. Below the shortest c is that of the shortest,
+        and v begins at 1: to verify no draft is a plain step.
         """
         draft, verify = self.draft_step, self.verify_step
         if isinstance(draft, Mapping):

@@ -1,10 +1,10 @@
 """Speculative decoding replayed over answers that are there already: which cycles a decoder would make.
 
-Give every place of an answer the probabilities that the first, the first two, ... tokens drafted there are
-accepted; 0 or 1 where drafts are greedy. A decoder that begins at the answer's first token makes a cycle at a
-place with a probability, too: that of getting there, since a cycle that accepts n tokens leads n + 1 places on.
-All figures weigh places by it. Weighing all places alike, as many an estimate does, counts the places after
-accepted tokens, which are easy, though a decoder jumps over most of them: it overstates.
+Every place of an answer has the probabilities that the first, the first two, ... tokens drafted there are
+accepted; 0 or 1 where drafts are greedy. A decoder begins at the answer's first token, and a cycle that
+accepts n tokens leads it n + 1 places on, so each place has a probability that a cycle begins there. All
+figures weigh places by it. To weigh all places alike counts the easy ones within accepted drafts, which a
+decoder jumps over: it overstates.
 """
 
 from __future__ import annotations

@@ -68,19 +68,17 @@ def overlaps(
 
     That is the sum over all tokens of min(p, q), at temperature 1, of the target's and the drafter's
     probabilities (Leviathan et al. 2023); q is 0 outside the draft vocabulary. Later tokens of a chain are
-    judged where those before were accepted and are the sample's own: the drafter goes on with its own states,
-    and p is that of the stored text. 0 where the sample ends. head: the target's, [V, H]; unused where top
-    tokens are stored.
+    judged where those before were accepted and are the sample's own: the drafter goes on with its own
+    states, and p is that of the stored text. 0 where the sample ends. head: the target's, [V, H] float32, which is
+    not used where top tokens are stored.
     """
     device = drafter.embedding.device
     states = unroll(drafter, moved(lay_out(samples, starts, draft_tokens), device))
     ends = torch.tensor([len(sample.token_ids) for sample in samples]).cumsum(0).tolist()
-    own = [
-        start - len(sample.token_ids) + end for sample, start, end in zip(samples, starts, ends, strict=True)
-    ]
-    # Among all the samples' rows: what step i proposes, the target's state at `first + i` tells, which is
-    # to lie before the sample's last row.
-    first = torch.cat(own) + 1
+    begins = [0, *ends[:-1]]
+    # Among all the samples' rows: about what step i proposes the target's state at `first + i` tells, which
+    # must lie before the sample's last row.
+    first = torch.cat([start + begin + 1 for start, begin in zip(starts, begins, strict=True)])
     last = torch.cat([torch.full_like(start, end - 2) for start, end in zip(starts, ends, strict=True)])
     rows = first[:, None] + torch.arange(draft_tokens)
     inside = rows <= last[:, None]
@@ -107,7 +105,7 @@ def _probabilities(
     device = drafter.embedding.device
     lasts = [sample.last for sample in samples if sample.last is not None]
     if len(lasts) == len(samples):
-        logits = torch.cat(lasts)[rows].to(device).float() @ head.to(device).float().t()
+        logits = torch.cat(lasts)[rows].to(device).float() @ head.t()
         return logits.softmax(dim=-1)[:, drafter.draft_token_ids()]
     tops = [sample.top for sample in samples if sample.top is not None]
     ids = torch.cat([top.ids for top in tops])[rows].to(device)
