@@ -327,9 +327,9 @@ class StepCosts(Settings):
 
     target_step_ms: Annotated[float, Field(gt=0.0)] | None = None
     """Milliseconds of the target over one token; a note: speed-ups are ratios."""
-    draft_step: NonNegative | dict[Positive, NonNegative]
+    draft_step: NonNegative | Annotated[dict[Positive, NonNegative], Field(min_length=1)]
     """Of drafting one token, in target steps; or so by number of drafted tokens."""
-    verify_step: NonNegative | dict[Positive, NonNegative]
+    verify_step: NonNegative | Annotated[dict[Positive, NonNegative], Field(min_length=1)]
     """Of the target's pass over the drafted tokens and one more, in target steps; or so by number of them."""
 
 

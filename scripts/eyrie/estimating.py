@@ -52,7 +52,8 @@ class Tally:
     def __init__(self, drafted: Sequence[Drafted], mode: str, draft_tokens: int) -> None:
         rows, every, labels = [], [], []
         for number, one in enumerate(drafted):
-            joint = np.cumprod(one.answer.within(one.rates[mode][:, :draft_tokens]), axis=1)
+            rates = one.answer.within(one.rates[mode][:, :draft_tokens])
+            joint: Floats = np.cumprod(rates, axis=1, dtype=np.float64)
             full = one.answer.full(draft_tokens)
             weights = visits(joint, full)
             bands = _bands(one.answer.places)

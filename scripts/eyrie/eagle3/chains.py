@@ -69,8 +69,8 @@ def overlaps(
     That is the sum over all tokens of min(p, q), at temperature 1, of the target's and the drafter's
     probabilities (Leviathan et al. 2023); q is 0 outside the draft vocabulary. Later tokens of a chain are
     judged where those before were accepted and are the sample's own: the drafter goes on with its own
-    states, and p is that of the stored text. 0 where the sample ends. head: the target's, [V, H] float32, which is
-    not used where top tokens are stored.
+    states, and p is that of the stored text. 0 where the sample ends. head: the target's, [V, H] float32;
+    unused where top tokens are stored.
     """
     device = drafter.embedding.device
     states = unroll(drafter, moved(lay_out(samples, starts, draft_tokens), device))

@@ -87,7 +87,8 @@ def _accepted_counts(
     drafter: Drafter, pairs: Sequence[tuple[Sample, torch.Tensor]], draft_tokens: int
 ) -> list[torch.Tensor]:
     """For each sample, how many drafted tokens are accepted from each of its cycle starts."""
-    chains = draft_greedily(drafter, *map(list, zip(*pairs, strict=True)), draft_tokens)
+    samples, starts = [sample for sample, _ in pairs], [start for _, start in pairs]
+    chains = draft_greedily(drafter, samples, starts, draft_tokens)
     counts = []
     for (sample, start), chain in zip(pairs, chains, strict=True):
         own = sample.token_ids[start[:, None] + 2 + torch.arange(draft_tokens)]
