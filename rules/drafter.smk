@@ -93,7 +93,7 @@ rule evaluate_drafter:
         f"{BENCHMARKS}/evaluate_drafter.tsv"
     threads: CONFIG.evaluation.threads
     params:
-        settings=CONFIG.evaluation.model_dump_json(),
+        settings=CONFIG.evaluation.model_dump_json(exclude={"estimate_rows"}),
         version=EVALUATION_VERSION,
     shell:
         "python scripts/evaluate_drafter.py --checkpoint {CHECKPOINT_FOLDER:q} --tokenized {input.rows:q}"

@@ -58,7 +58,7 @@ def drafters(target: Target) -> list[Drafter]:
 def taught(target: Target, drafter: Drafter) -> Drafter:
     target.model.generation_config.eos_token_id = NEVER
     states, tokens = [], []
-    for first in range(2, VOCABULARY):
+    for first in range(2, VOCABULARY, 2):
         ids = torch.tensor([[first, 3, *greedy(target, [first, 3], 30).token_ids]])
         seen = target.forward(ids[:, :-2])
         places = torch.arange(ids.shape[1] - 2)[None]
@@ -82,7 +82,7 @@ def sample_of(target: Target, prompt: Sequence[int], answer: Sequence[int]) -> t
     return row, Sample("key", token_ids, loss_mask, aux, last, candidates, choices)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     prompt=PROMPTS,
     which=st.integers(0, 1),
@@ -404,7 +404,8 @@ def test_faults_are_named(build: TinyBuild, monkeypatch: pytest.MonkeyPatch) -> 
     write_json(config, good)
     for shard in build.store.glob("hidden_states/*/*.safetensors"):
         data = bytearray(shard.read_bytes())
-        data[-4000:] = bytes(4000)
+        # The header ends before; of the tensors little is left.
+        data[12_000:] = bytes(len(data) - 12_000)
         shard.write_bytes(data)
     with pytest.raises(StoreError, match=r"hidden states of row row-0\d\d of dataset chat"):
         estimate(build, monkeypatch)
