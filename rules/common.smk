@@ -20,12 +20,15 @@ from eyrie.recipes import (
     benchmark_files,
     capture_recipe,
     drafter_recipe,
+    estimate_recipe,
     pinned_vocabulary,
     prompts_settings,
     raw_files,
     report_recipe,
     requests_in_flight,
+    scaling_recipe,
     selection_recipe,
+    share_recipe,
     source_settings,
     tokenizing_recipe,
     training_aside,
@@ -72,6 +75,8 @@ CHECKPOINT = f"{CHECKPOINT_FOLDER}/model.safetensors"
 TRAINING = f"{CHECKPOINT_FOLDER}/training.json"
 TRAINING_LINES = f"{BUILD}/drafter/training.jsonl"
 EVALUATION = f"{BUILD}/drafter/evaluation.json"
+ACCEPTANCE = f"{BUILD}/drafter/acceptance.json"
+SCALING = f"{BUILD}/scaling/scaling.json"
 REPORT = f"{BUILD}/report.html"
 
 TARGET_PATH = str(CONFIG.target.path)

@@ -4,7 +4,8 @@ Inputs:  every dataset's tokenized_data.jsonl and manifest.json; the target's fo
 Outputs: work/{target}/drafter/vocabulary.json, the tokens that the drafter can propose;
          work/{target}/drafter/checkpoint/, which vLLM and SGLang load;
          work/{target}/drafter/training.jsonl, a line for each step and each validation;
-         work/{target}/drafter/evaluation.json, measured on the held-out share.
+         work/{target}/drafter/evaluation.json, measured on the held-out share;
+         work/{target}/drafter/acceptance.json, estimated from all held-out samples' stored states.
 """
 
 import shlex
@@ -80,11 +81,12 @@ rule train_drafter:
     params:
         recipe=drafter_recipe(CONFIG),
         rates=RATES,
+        folder=subpath(output.weights, parent=True),
     shell:
         "{TRAINER} scripts/train_drafter.py --tokenized {input.rows:q} --manifests {input.manifests:q}"
         " --vocabulary {input.vocabulary:q} --target {input.target:q} --target-path {TARGET_PATH:q}"
         " --recipe {params.recipe:q} --aside {TRAINING_ASIDE:q} {WARM_START} {params.rates}"
-        " --store {STORE:q} --out-dir {CHECKPOINT_FOLDER:q} --training-log {output.lines:q} --log {log:q}"
+        " --store {STORE:q} --out-dir {params.folder:q} --training-log {output.lines:q} --log {log:q}"
 
 
 rule evaluate_drafter:
@@ -106,9 +108,33 @@ rule evaluate_drafter:
         f"{BENCHMARKS}/evaluate_drafter.tsv"
     threads: CONFIG.evaluation.threads
     params:
-        settings=CONFIG.evaluation.model_dump_json(),
+        settings=CONFIG.evaluation.model_dump_json(exclude={"estimate_rows"}),
         version=EVALUATION_VERSION,
     shell:
         "python scripts/evaluate_drafter.py --checkpoint {CHECKPOINT_FOLDER:q} --tokenized {input.rows:q}"
         " --target {input.target:q} --target-path {TARGET_PATH:q} --settings {params.settings:q}"
         " --out {output.evaluation:q} --log {log:q}"
+
+
+rule estimate_acceptance:
+    input:
+        weights=CHECKPOINT,
+        config=f"{CHECKPOINT_FOLDER}/config.json",
+        rows=expand(TOKENIZED, dataset=DATASETS),
+        manifests=expand(MANIFEST, dataset=DATASETS),
+        target=TARGET,
+    output:
+        acceptance=ACCEPTANCE,
+    log:
+        f"{LOGS}/estimate_acceptance.log",
+    benchmark:
+        f"{BENCHMARKS}/estimate_acceptance.tsv"
+    threads: CONFIG.evaluation.threads
+    params:
+        recipe=estimate_recipe(CONFIG),
+        folder=subpath(input.weights, parent=True),
+    shell:
+        "python scripts/estimate_acceptance.py --checkpoint {params.folder:q} --tokenized {input.rows:q}"
+        " --manifests {input.manifests:q} --target {input.target:q} --target-path {TARGET_PATH:q}"
+        " --recipe {params.recipe:q} --store {STORE:q} --threads {threads}"
+        " --device {CONFIG.training.device} --out {output.acceptance:q} --log {log:q}"

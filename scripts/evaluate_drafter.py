@@ -31,6 +31,7 @@ from eyrie.evaluation import (
 )
 from eyrie.held_out import HeldOutPrompt, choose_prompts, read_held_out, round_robin
 from eyrie.measuring import Decoded, decode_prompts, differences, measure_costs
+from eyrie.paying import in_words, pays_figures
 from eyrie.provenance import manifest_header
 from eyrie.records import read_json, write_json
 from eyrie.skinny import use_skinny_products
@@ -63,12 +64,15 @@ def main() -> None:
     costs = measure_costs(target, drafter, prompts[0].prompt_ids, lengths) if settings.measure_speed else None
     del target, drafter
 
+    acceptance = acceptance_figures(decoded, lengths)
+    rates = {length: acceptance["acceptance_by_position"][str(length)] for length in lengths}
     figures = {
-        **acceptance_figures(decoded, lengths),
+        **acceptance,
         "unseen_families": family_figures(decoded, held_out.families, lengths),
         "identical_outputs": {"dtype": settings.dtype, **equality_figures(decoded, found)},
         "stored_answers_equal": stored_answers_equal(decoded),
         **speed_figures(decoded, lengths, costs),
+        "pays": pays_figures(rates, costs, settings.costs),
         "bfloat16": _in_bfloat16(args, settings, prompts[: settings.bfloat16_prompts], lengths),
         "without_prompt": held_out.without_prompt,
         "samples": list(_samples(args.target_path, decoded, lengths[0])),
@@ -205,6 +209,8 @@ def log_figures(log: logging.Logger, figures: Mapping[str, Any]) -> None:
                 costs["verify_step_ms"][length],
                 costs["draft_step_ms"][length],
             )
+    for line in in_words(figures["pays"]) if figures["pays"] else []:
+        log.info("%s", line)
     for warning in figures["warnings"]:
         log.warning("warning: %s", warning)
 

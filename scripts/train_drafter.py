@@ -21,6 +21,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from eyrie.eagle3.samples import (
     find_choices,
     read_captures,
     read_rows,
+    rows_of_share,
 )
 from eyrie.eagle3.trainer import train
 from eyrie.eagle3.training_log import LOG_FILE, check_tensorboard, rewind, write_log
@@ -65,7 +67,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--vocabulary", type=Path, required=True, help="vocabulary.json")
     parser.add_argument("--target", type=Path, required=True, help="target.json")
     parser.add_argument("--target-path", type=Path, required=True, help="folder of the target's weights")
-    parser.add_argument("--recipe", required=True, help='JSON: {"version", "drafter", "training"}')
+    parser.add_argument(
+        "--recipe",
+        required=True,
+        help='JSON: {"version", "drafter", "training"}; with "group_share": "1/8" so many of the training '
+        "groups alone",
+    )
     parser.add_argument("--store", type=Path, required=True, help="the store's folder")
     parser.add_argument("--aside", default="{}", help="JSON: training settings that change no result")
     parser.add_argument("--warm-start", type=Path, help="folder of a checkpoint to start from")
@@ -187,6 +194,8 @@ def _run_on(
     check_draft_vocabulary(captures, token_ids)
     states = StateStore(arguments.store, captures.recipe)
     rows = read_rows(arguments.tokenized, states, captures)
+    if "group_share" in recipe:
+        rows = rows_of_share(rows, Fraction(recipe["group_share"]))
     _check_fits(training, captures, rows)
     key = _run_key(recipe, captures, token_ids, rows, device.type, arguments.warm_start)
     folder = arguments.store / "drafters" / key
@@ -213,6 +222,7 @@ def _run_on(
         **manifest_header("drafter", recipe, parents, ["torch", "safetensors"]),
         "key": key,
         "counts": run.counts,
+        "train_groups": len({(row.dataset, row.group) for row in rows if row.split == "train"}),
         "loss": run.loss_curve(),
         "validation": run.validation,
         **_beyond_the_usual(run, kept, device),

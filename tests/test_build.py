@@ -21,7 +21,16 @@ pytestmark = pytest.mark.build
 
 DATASETS = ["kimi_native", "openthoughts", "sharegpt", "swe_agent"]
 ROWS = ["build_prompts", "answer_prompts", "capture_states"]
-AFTER = {(rule, "") for rule in ("build_vocabulary", "train_drafter", "evaluate_drafter", "build_report")}
+AFTER = {
+    (rule, "")
+    for rule in (
+        "build_vocabulary",
+        "train_drafter",
+        "evaluate_drafter",
+        "estimate_acceptance",
+        "build_report",
+    )
+}
 
 
 @pytest.fixture
@@ -47,7 +56,9 @@ def test_the_whole_chain_is_there(built: Workspace) -> None:
     evaluation = json.loads(results["tiny/drafter/evaluation.json"])
     assert evaluation["identical_outputs"]["equal"] == evaluation["identical_outputs"]["total"] > 0
     assert set(evaluation["acceptance_length"]) == {"3", "5"}
-    assert evaluation["tokens_per_second"] is None
+    assert evaluation["tokens_per_second"] is evaluation["pays"] is None
+    acceptance = json.loads(results["tiny/drafter/acceptance.json"])
+    assert set(acceptance["walk"]["3"]["greedy"]["datasets"]) == set(DATASETS)
     assert results["tiny/report.html"].startswith(b"<!")
 
 
@@ -226,6 +237,27 @@ def test_unlock_refuses_while_a_build_runs(copied: Workspace) -> None:
     assert not list((copied.folder / ".snakemake/locks").glob("*"))
 
 
+def test_scaling_trains_on_shares_and_leaves_the_builds_own_drafter(copied: Workspace) -> None:
+    assert copied.plan("scaling") == {
+        ("train_share", ""),
+        ("estimate_share", ""),
+        ("fit_scaling", ""),
+    }
+    before = copied.results()
+    copied.build("scaling")
+    results = copied.results()
+    assert {name: results[name] for name in before} == before
+    found = json.loads(results["tiny/scaling/scaling.json"])
+    assert [point["share"] for point in found["points"]] == ["1/8", "1/4", "1/2", "1"]
+    whole = json.loads(before["tiny/drafter/acceptance.json"])["walk"]["3"]["greedy"]["all"]
+    assert found["points"][-1]["acceptance_length"] == pytest.approx(whole["acceptance_length"])
+    training = json.loads(before["tiny/drafter/checkpoint/training.json"])
+    assert found["points"][-1]["groups"] == training["train_groups"]
+    assert "group_share" not in training["recipe"], "the whole is no share: its key is what it was"
+    assert found["points"][0]["groups"] < training["train_groups"] / 3
+    assert copied.plan("scaling") == set()
+
+
 def no_usable_rows(workspace: Workspace) -> None:
     """Three datasets, each broken in its own way; the fourth's rows are to be built anew."""
     empty = [{"id": f"{number}_0", "conversations": []} for number in range(7)]
@@ -289,6 +321,6 @@ def test_a_licence_that_is_not_allowed_stops_before_anything_runs(copied: Worksp
 
 def test_the_full_build_is_planned_without_the_target_or_the_data(tmp_path: Path) -> None:
     jobs = Workspace.clone(tmp_path).plan(config="configs/kimi-k2.5.yaml")
-    assert len(jobs) == 1 + 10 * 4 + 1 + 4
+    assert len(jobs) == 1 + 10 * 4 + 1 + 5
     assert ("answer_prompts", "swe_agent") in jobs
     assert ("tokenize_conversations", "deepswe_kimi") in jobs

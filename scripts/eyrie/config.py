@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -27,6 +28,7 @@ from eyrie.dataset_settings import (
 from eyrie.settings import (
     CONFIG_FILES_VARIABLE,
     ConfigError,
+    NonNegative,
     Positive,
     Settings,
     Share,
@@ -39,6 +41,7 @@ __all__ = [
     "CONFIG_FILES_VARIABLE",
     "Config",
     "ConfigError",
+    "CostSettings",
     "CountRange",
     "DatasetSettings",
     "DecontaminationSettings",
@@ -51,9 +54,11 @@ __all__ = [
     "HiddenStatesSettings",
     "NearDuplicateSettings",
     "SamplingSettings",
+    "ScalingSettings",
     "Settings",
     "SourceSettings",
     "SplitSettings",
+    "StepCosts",
     "TargetSettings",
     "TrainingSettings",
     "config_line",
@@ -65,6 +70,9 @@ __all__ = [
 NAMED_TARGETS = frozenset(
     {"all", "prompts", "responses", "hidden_states", "drafter", "evaluation", "report", "scaling"}
 )
+
+
+GroupShare = Annotated[str, Field(pattern=r"^[1-9][0-9]*/[1-9][0-9]*$")]
 
 
 class TargetSettings(Settings):
@@ -314,6 +322,24 @@ class TrainingSettings(Settings):
     """Order of the samples and random weights."""
 
 
+class StepCosts(Settings):
+    """What the steps of a cycle cost where the drafter is to be served."""
+
+    target_step_ms: Annotated[float, Field(gt=0.0)] | None = None
+    """Milliseconds of the target over one token; a note: speed-ups are ratios."""
+    draft_step: NonNegative | Annotated[dict[Positive, NonNegative], Field(min_length=1)]
+    """Of drafting one token, in target steps; or so by number of drafted tokens."""
+    verify_step: NonNegative | Annotated[dict[Positive, NonNegative], Field(min_length=1)]
+    """Of the target's pass over the drafted tokens and one more, in target steps; or so by number of them."""
+
+
+class CostSettings(StepCosts):
+    """The same, where the target answers one request and several at once."""
+
+    batch_sizes: dict[Positive, StepCosts] = Field(default={})
+    """Costs at other numbers of requests at once; a target step is then the step over so many."""
+
+
 class EvaluationSettings(Settings):
     """How the drafter is judged on the held-out share."""
 
@@ -333,6 +359,28 @@ class EvaluationSettings(Settings):
     """CPU threads."""
     measure_speed: bool = True
     """Write tokens per second; false leaves out all that no second run would repeat."""
+    costs: CostSettings | None = None
+    """Costs of the host that is to serve the drafter, for the question whether it pays. null: those measured
+    here, where speed is measured."""
+    estimate_rows: Positive | None = None
+    """Held-out samples of each dataset whose stored states acceptance is estimated on; null: all."""
+
+
+class ScalingSettings(Settings):
+    """The target `scaling`: drafters on shares of the training groups, to tell what more data would bring."""
+
+    shares: Annotated[list[GroupShare], Field(min_length=2)] = Field(default=["1/8", "1/4", "1/2"])
+    """Shares beside the whole, rising; each holds the groups of those before it."""
+    acceptance_lengths: list[Annotated[float, Field(gt=1.0)]] = Field(default=[2.0, 2.5, 3.0])
+    """Acceptance lengths whose need of training tokens is told."""
+
+    @field_validator("shares")
+    @classmethod
+    def _rising(cls, value: list[str]) -> list[str]:
+        parts = [Fraction(share) for share in value]
+        if parts != sorted(set(parts)) or not 0 < parts[0] <= parts[-1] < 1:
+            raise ValueError(f"expected rising shares between 0 and 1, such as 1/8, 1/4, 1/2; saw {value}")
+        return value
 
 
 class Config(Settings):
@@ -349,6 +397,7 @@ class Config(Settings):
     drafter: DrafterSettings = DrafterSettings()
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    scaling: ScalingSettings = ScalingSettings()
     datasets: Annotated[dict[str, DatasetSettings], Field(min_length=1)]
     """The datasets by name; each name is a target of the build."""
     licences: list[str] | None = None

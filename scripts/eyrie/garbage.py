@@ -180,7 +180,11 @@ class Garbage:
 
     def _drafters(self) -> Iterator[Item]:
         """Trainings that no checkpoint came from."""
-        named = {_document(path)["key"] for path in self._work.glob("*/drafter/checkpoint/training.json")}
+        named = {
+            _document(path)["key"]
+            for folder in ("drafter", "scaling/*")
+            for path in self._work.glob(f"*/{folder}/checkpoint/training.json")
+        }
         for folder in sorted(self._store.glob("drafters/*/")):
             if folder.name not in named:
                 unfinished = None if _is_finished(folder) else "a training that has not ended"

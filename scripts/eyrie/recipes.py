@@ -8,6 +8,7 @@ keeps results leaves it alone.
 from __future__ import annotations
 
 import glob
+import json
 from collections.abc import Mapping
 from os.path import isfile
 from typing import Any
@@ -30,6 +31,8 @@ TOKENIZING_VERSION = 2
 CAPTURE_VERSION = 1
 TRAINING_VERSION = 3
 EVALUATION_VERSION = 3
+ESTIMATE_VERSION = 1
+SCALING_VERSION = 1
 REPORT_VERSION = 1
 
 
@@ -178,6 +181,37 @@ def drafter_recipe(config: Config) -> str:
             "version": TRAINING_VERSION,
             "drafter": _plain(config.drafter, leave_out=_OF_THE_VOCABULARY),
             "training": _plain(training, leave_out=_TRAINING_ASIDE | _TRAINING_FILES | usual),
+        }
+    )
+
+
+def estimate_recipe(config: Config) -> str:
+    """What the estimate of acceptance depends on beside drafter, samples and states."""
+    return canonical_json(
+        {
+            "version": ESTIMATE_VERSION,
+            "draft_tokens": config.evaluation.draft_tokens,
+            "rows_per_dataset": config.evaluation.estimate_rows,
+            "datasets": {
+                name: {"kind": made.kind, "partition": made.partition}
+                for name, made in config.datasets.items()
+            },
+        }
+    )
+
+
+def share_recipe(config: Config, share: str) -> str:
+    """What a drafter of a share of the training groups depends on."""
+    return canonical_json({**json.loads(drafter_recipe(config)), "group_share": share})
+
+
+def scaling_recipe(config: Config) -> str:
+    """What the fit over the shares depends on beside their drafters."""
+    return canonical_json(
+        {
+            "version": SCALING_VERSION,
+            "draft_tokens": config.evaluation.draft_tokens[0],
+            "acceptance_lengths": config.scaling.acceptance_lengths,
         }
     )
 

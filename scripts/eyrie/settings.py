@@ -18,6 +18,7 @@ CONFIG_FILES_VARIABLE = "EYRIE_CONFIG_FILES"
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0.0)]
 
 
 class ConfigError(BuildError):

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from eyrie.eagle3.batches import Sample, lay_out, make_batch
+from eyrie.eagle3.batches import Sample, make_batch
+from eyrie.eagle3.chains import draft_greedily, grouped, likeliest
 from eyrie.eagle3.model import Drafter
 from eyrie.eagle3.moving import moved
-from eyrie.eagle3.unroll import Unroll, unroll
+from eyrie.eagle3.unroll import unroll
 
 MOST_ROWS = 40
 DRAFT_TOKENS = 3
-# What is computed, and in memory, at once: so many rows, fewer where they are long.
-_ROWS_AT_ONCE = 8
-_TOKENS_AT_ONCE = 1 << 14
 
 
 @torch.inference_mode()
@@ -35,32 +33,14 @@ def validate(drafter: Drafter, samples: Sequence[Sample], steps: int) -> dict[st
 
 def _teacher_forced(drafter: Drafter, samples: Sequence[Sample], steps: int) -> list[float | None]:
     hits, totals = [0] * steps, [0] * steps
-    for group in _groups(sample for sample in samples if len(sample.candidates)):
+    for group in grouped(sample for sample in samples if len(sample.candidates)):
         batch = make_batch(group, [sample.candidates for sample in group], steps)
         batch = moved(batch, drafter.embedding.device)
         for step, hidden in enumerate(unroll(drafter, batch.layout)):
-            guesses = _guess(drafter, hidden[batch.step_queries[step]])
+            guesses = likeliest(drafter, hidden[batch.step_queries[step]])
             hits[step] += int((guesses == batch.choices[batch.step_places[step]]).sum())
             totals[step] += len(guesses)
     return [hit / total if total else None for hit, total in zip(hits, totals, strict=True)]
-
-
-def _guess(drafter: Drafter, hidden: torch.Tensor) -> torch.Tensor:
-    return drafter.to_target_ids(drafter.draft_logits(hidden).argmax(dim=-1))
-
-
-def _groups(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
-    group: list[Sample] = []
-    tokens = 0
-    for sample in samples:
-        length = len(sample.token_ids)
-        if group and (len(group) == _ROWS_AT_ONCE or tokens + length > _TOKENS_AT_ONCE):
-            yield group
-            group, tokens = [], 0
-        group.append(sample)
-        tokens += length
-    if group:
-        yield group
 
 
 @torch.inference_mode()
@@ -75,7 +55,7 @@ def walk(drafter: Drafter, samples: Sequence[Sample], draft_tokens: int) -> dict
     """
     cycles = 0
     accepted_at = [0] * draft_tokens
-    for group in _groups(samples):
+    for group in grouped(samples):
         starts = [_cycle_starts(sample, draft_tokens) for sample in group]
         pairs = [(sample, start) for sample, start in zip(group, starts, strict=True) if len(start)]
         if not pairs:
@@ -107,20 +87,13 @@ def _accepted_counts(
     drafter: Drafter, pairs: Sequence[tuple[Sample, torch.Tensor]], draft_tokens: int
 ) -> list[torch.Tensor]:
     """For each sample, how many drafted tokens are accepted from each of its cycle starts."""
-    device = drafter.embedding.device
-    layout = moved(lay_out([sample for sample, _ in pairs], [start for _, start in pairs], 1), device)
-    run = Unroll(drafter, layout)
-    hidden = run.first(run.embed(layout.chain_tokens)[layout.chain_rows[0]])
-    alive = torch.ones(len(hidden), dtype=torch.bool, device=device)
-    counts = torch.zeros(len(hidden), dtype=torch.int64, device=device)
-    for step in range(draft_tokens):
-        guesses = _guess(drafter, hidden)
-        own = torch.cat([sample.token_ids[start + 2 + step] for sample, start in pairs])
-        alive &= guesses == own.to(device)
-        counts += alive
-        if step + 1 < draft_tokens:
-            hidden = run.next(hidden, run.embed(guesses))
-    return list(torch.split(counts.cpu(), layout.query_counts))
+    samples, starts = [sample for sample, _ in pairs], [start for _, start in pairs]
+    chains = draft_greedily(drafter, samples, starts, draft_tokens)
+    counts = []
+    for (sample, start), chain in zip(pairs, chains, strict=True):
+        own = sample.token_ids[start[:, None] + 2 + torch.arange(draft_tokens)]
+        counts.append((chain == own).cumprod(dim=1).sum(dim=1))
+    return counts
 
 
 def _cycles(starts: Sequence[int], accepted: Sequence[int]) -> Iterator[int]:
