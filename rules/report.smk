@@ -1,7 +1,7 @@
 """Everything to one page.
 
 Inputs:  sources, rows, the ledgers of both row stages, the manifests, the vocabulary, training.json and
-         training.jsonl, evaluation.json; acceptance.json, scaling.json and serving.json where they were made.
+         training.jsonl, evaluation.json, acceptance.json; scaling.json and serving.json where they were made.
 Outputs: work/{target}/report.html, a single file that opens without a network.
 """
 
@@ -11,8 +11,7 @@ from hashlib import sha256
 # Wall times differ from run to run: a build that must repeat to the byte leaves them out.
 TIMES = f"--benchmarks {BENCHMARKS}" if CONFIG.evaluation.measure_speed else ""
 EVIDENCE = {
-    "acceptance": f"{BUILD}/drafter/acceptance.json",
-    "scaling": f"{BUILD}/scaling/scaling.json",
+    "scaling": SCALING,
     "serving": f"{BUILD}/drafter/serving.json",
 }
 
@@ -53,6 +52,7 @@ rule build_report:
         training=TRAINING,
         lines=TRAINING_LINES,
         evaluation=EVALUATION,
+        acceptance=ACCEPTANCE,
         code=code_files("build_report"),
         templates=sorted(glob("scripts/eyrie/report/templates/**/*.*", recursive=True)),
     output:
@@ -73,4 +73,4 @@ rule build_report:
         "python scripts/build_report.py --config {WORK:q}/config.json --ledgers {input.ledgers:q}"
         " --tokenized {input.rows:q} --manifests {input.manifests:q} --vocabulary {input.vocabulary:q}"
         " --checkpoint {CHECKPOINT_FOLDER:q} --training-log {input.lines:q} --evaluation {input.evaluation:q}"
-        " {EVIDENCE_FLAGS} {TIMES} --out {output.report:q} --log {log:q}"
+        " --acceptance {input.acceptance:q} {EVIDENCE_FLAGS} {TIMES} --out {output.report:q} --log {log:q}"
