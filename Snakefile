@@ -1,6 +1,7 @@
 """Eyrie: from raw chat datasets to an evaluated EAGLE-3 drafter.
 
-Named targets: all, prompts, responses, hidden_states, drafter, evaluation, report, and each dataset's name.
+Named targets: all, prompts, responses, hidden_states, drafter, evaluation, report, serving,
+and each dataset's name.
 `snakemake --cores all` builds config.yaml; another build is `--configfile configs/NAME.yaml`, which stands
 for itself and is not laid over config.yaml.
 """
@@ -20,12 +21,14 @@ include: "rules/responses.smk"
 include: "rules/hidden_states.smk"
 include: "rules/drafter.smk"
 include: "rules/report.smk"
+include: "rules/serving.smk"
 
 
 rule all:
     default_target: True
     input:
         CHECKPOINT,
+        CARD,
         REPORT,
 
 
@@ -53,3 +56,4 @@ rule drafter:
 rule evaluation:
     input:
         EVALUATION,
+        CARD,

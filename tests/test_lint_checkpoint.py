@@ -36,7 +36,7 @@ def good(tmp_path: Path, target: LintTarget) -> Path:
     with torch.no_grad():
         noise = torch.randn(drafter.lm_head.weight.shape, generator=torch.Generator().manual_seed(1))
         drafter.lm_head.weight.copy_(target.head[drafter.t2d] + noise)
-    save_checkpoint(tmp_path / "good", drafter, "", {})
+    save_checkpoint(tmp_path / "good", drafter, {})
     return tmp_path / "good"
 
 
