@@ -58,11 +58,14 @@ def both_servers(
         found = []
         for name, words in (("plain", plain_words), ("drafted", drafted_words)):
             port = free_port()
+            log = logs / f"serve_check.{name}.log"
+            # An earlier start's log tells of earlier layers.
+            log.unlink(missing_ok=True)
             server = Server(
                 # In this mode vLLM tells its configuration.
                 ["env", "VLLM_SERVER_DEV_MODE=1", *words(settings, subject, port)],
                 f"http://{HOST}:{port}",
-                log=logs / f"serve_check.{name}.log",
+                log=log,
                 ready_timeout=settings.ready_timeout,
                 stop_grace=_STOP_GRACE,
             )
