@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from eyrie.config import ServingSettings, parse_settings
 from eyrie.console import Progress, run_command, start_log
 from eyrie.eagle3.linting import lint, read_lint_target
 from eyrie.gates import GateError
-from eyrie.held_out import choose_prompts, read_held_out, round_robin
+from eyrie.held_out import HeldOutPrompt, choose_prompts, read_held_out, round_robin
 from eyrie.provenance import manifest_header
 from eyrie.records import read_json, write_json
 from eyrie.serving_check.counters import Counters, parse_counters, settled
@@ -64,46 +64,7 @@ def main() -> None:
 
     subject = Subject(read_json(args.target), args.target_path, args.checkpoint, context)
     logs = args.out.parent if args.log is None else args.log.parent
-    with both_servers(settings, subject, prompts[0].prompt_ids, logs) as (plain, drafted):
-        before = _counted(drafted)
-        progress = Progress(len(prompts) * settings.rounds, "prompts", log)
-        rounds = ask_in_turns(plain, drafted, prompts, settings.max_new_tokens, settings.rounds, progress)
-        progress.close()
-        served = _counted(drafted).since(before)
-        equality = equality_figures(plain, prompts, rounds)
-        told = reported(drafted, subject.target["hidden_size"])
-        engine = {
-            "name": drafted.facts["engine"],
-            "version": drafted.facts["version"],
-            "command": drafted.server.command,
-            "command_plain": plain.server.command,
-            "dtype": settings.dtype,
-        }
-    own = decode_as_served(
-        args.target_path,
-        args.checkpoint,
-        settings.dtype,
-        prompts,
-        settings.max_new_tokens,
-        settings.draft_tokens,
-    )
-    pairs = zip(rounds[0].plain.token_ids, own.token_ids, strict=True)
-    figures = {
-        "engine": engine,
-        "draft_tokens": settings.draft_tokens,
-        "prompts": len(prompts),
-        "acceptance_length": _compared(served, own.counters),
-        "acceptance_by_position": {"server": served.rates(), "eyrie": own.counters.rates()},
-        "counters": {
-            "drafts": served.drafts,
-            "draft_tokens": served.draft_tokens,
-            "accepted_tokens": served.accepted,
-        },
-        "reported": told,
-        **speed_figures(rounds),
-        "identical_outputs": equality,
-        "outputs_as_eyrie": {"equal": sum(a == b for a, b in pairs), "total": len(prompts)},
-    }
+    figures = _figures(settings, subject, prompts, logs, log)
     layer_ids = read_json(args.checkpoint / "config.json")["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
     evaluated = _evaluated(args.evaluation, settings.draft_tokens)
     figures["findings"] = findings(figures, layer_ids, args.checkpoint, settings.tolerance, evaluated)
@@ -118,6 +79,55 @@ def main() -> None:
         raise GateError("the drafter is not served as it should be\n" + _listed(figures["findings"]))
 
 
+def _figures(
+    settings: ServingSettings,
+    subject: Subject,
+    prompts: Sequence[HeldOutPrompt],
+    logs: Path,
+    log: logging.Logger,
+) -> dict[str, Any]:
+    """What both servers did, and Eyrie's own decoding after they have ended."""
+    with both_servers(settings, subject, prompts[0].prompt_ids, logs) as (plain, drafted):
+        before = _counted(drafted)
+        progress = Progress(len(prompts) * settings.rounds, "prompts", log)
+        rounds = ask_in_turns(plain, drafted, prompts, settings.max_new_tokens, settings.rounds, progress)
+        progress.close()
+        served = _counted(drafted).since(before)
+        equality = equality_figures(plain, prompts, rounds)
+        told = reported(drafted, subject.target["hidden_size"])
+    own = decode_as_served(
+        subject.target_path,
+        subject.checkpoint,
+        settings.dtype,
+        prompts,
+        settings.max_new_tokens,
+        settings.draft_tokens,
+    )
+    pairs = zip(rounds[0].plain.token_ids, own.token_ids, strict=True)
+    return {
+        "engine": {
+            "name": drafted.facts["engine"],
+            "version": drafted.facts["version"],
+            "command": drafted.server.command,
+            "command_plain": plain.server.command,
+            "dtype": settings.dtype,
+        },
+        "draft_tokens": settings.draft_tokens,
+        "prompts": len(prompts),
+        "acceptance_length": _compared(served, own.counters),
+        "acceptance_by_position": {"server": served.rates(), "eyrie": own.counters.rates()},
+        "counters": {
+            "drafts": served.drafts,
+            "draft_tokens": served.draft_tokens,
+            "accepted_tokens": served.accepted,
+        },
+        "reported": told,
+        **speed_figures(rounds),
+        "identical_outputs": equality,
+        "outputs_as_eyrie": {"equal": sum(one == other for one, other in pairs), "total": len(prompts)},
+    }
+
+
 def _check_files(checkpoint: Path, target_path: Path, context: int) -> None:
     """What lint_checkpoint.py finds stops the check before a server is started. Raises GateError."""
     faults = lint(checkpoint, read_lint_target(target_path), context)
@@ -128,7 +138,7 @@ def _check_files(checkpoint: Path, target_path: Path, context: int) -> None:
         )
 
 
-def _listed(texts: Any) -> str:
+def _listed(texts: Iterable[str]) -> str:
     return "\n".join(f"  * {text}" for text in texts)
 
 
@@ -146,12 +156,8 @@ def _counted(drafted: Running) -> Counters:
 
 def _compared(served: Counters, own: Counters) -> dict[str, float | None]:
     server, eyrie = served.acceptance_length(), own.acceptance_length()
-    known = server is not None and eyrie is not None
-    return {
-        "server": server,
-        "eyrie": eyrie,
-        "relative_difference": server / eyrie - 1 if known else None,  # type: ignore[operator]
-    }
+    difference = None if server is None or eyrie is None else server / eyrie - 1
+    return {"server": server, "eyrie": eyrie, "relative_difference": difference}
 
 
 def _evaluated(evaluation: Path | None, draft_tokens: int) -> float | None:

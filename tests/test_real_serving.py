@@ -1,8 +1,8 @@
 """A real vLLM on the CPU serves a drafter; the serve check holds it to what Eyrie measures.
 
-The target is the tiny random one, so that all of it takes a minute; the drafter is random, but for a head that
-has the target's rows, and is accepted now and then. What is compared is the engine's part: which layers it
-captures, how it maps tokens, what it counts.
+The target is the tiny random one, so that all of it takes a minute; the drafter is untrained: the target's
+last layer and head. What is compared is the engine's part: which layers it captures, how it maps tokens,
+what it counts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def write_drafter(target: Path, folder: Path, eos_ids: list[int]) -> None:
     text_config, weights = read_text_config(target), TargetWeights(target, None)
     token_ids = list(range(0, text_config.vocab_size, 2))
     settings = DrafterSettings(draft_vocab_size=len(token_ids))
-    drafter = Drafter(drafter_config(settings, text_config, [1, 3, 5], eos_ids), token_ids, weights.embedding())
+    shape = drafter_config(settings, text_config, [1, 3, 5], eos_ids)
+    drafter = Drafter(shape, token_ids, weights.embedding())
     initialise_randomly(drafter, 0)
     initialise_from_target(drafter, weights, text_config.num_hidden_layers, text_config.tie_word_embeddings)
     save_checkpoint(folder, drafter, {})
@@ -73,7 +74,8 @@ def test_the_whole_check_passes_on_a_real_vllm(tmp_path: Path) -> None:
     write_target(tmp_path / "target")
     identify = ["--settings", json.dumps({"name": "tiny", "path": "target"}), "--out", "target.json"]
     assert run(tmp_path, str(ROOT / "scripts/identify_target.py"), *identify).returncode == 0
-    write_drafter(tmp_path / "target", tmp_path / "checkpoint", read_json(tmp_path / "target.json")["eos_ids"])
+    eos_ids = read_json(tmp_path / "target.json")["eos_ids"]
+    write_drafter(tmp_path / "target", tmp_path / "checkpoint", eos_ids)
     write_jsonl(tmp_path / "rows.jsonl", rows(6))
     (tmp_path / ".venv-vllm").symlink_to(ROOT / ".venv-vllm")
     settings = yaml.safe_load((ROOT / "config.yaml").read_text())["serving"]
