@@ -24,7 +24,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
-.PHONY: build test test-fast lint catalogue real vllm vllm-env oracle-env browser-env plan unlock gc schema clean help
+.PHONY: build test test-fast lint catalogue real vllm vllm-env serve-check oracle-env browser-env plan unlock gc schema clean help
 
 build: $(BIN)/.ready $(TARGET)/SOURCE.json ## Build everything of config.yaml: drafter, evaluation, report
 	@python scripts/unlock.py
@@ -61,6 +61,10 @@ vllm: $(BIN)/.ready $(VLLM)/.ready $(TARGET)/SOURCE.json ## Answer the default b
 	python scripts/with_server.py --config $(VLLM_CONFIG) -- snakemake $(ARGS) responses --configfile $(VLLM_CONFIG)
 	python scripts/compare_answers.py --ours work/$(TOKENIZED) --theirs work-vllm/$(TOKENIZED) \
 		--target-path $(TARGET) --out work-vllm/comparison.json
+
+serve-check: $(BIN)/.ready $(VLLM)/.ready $(TARGET)/SOURCE.json ## Have a real vLLM serve the default build's drafter, and compare with what Eyrie measures
+	@python scripts/unlock.py
+	snakemake $(ARGS) serving
 
 vllm-env: $(VLLM)/.ready ## Set up the environment of the real vLLM: a download of about a gigabyte, 2.5 GB in all
 

@@ -1,7 +1,7 @@
 """Eyrie: from raw chat datasets to an evaluated EAGLE-3 drafter.
 
 Named targets: all, prompts, responses, hidden_states, drafter, evaluation, report,
-scaling, and each dataset's name.
+serving, scaling, and each dataset's name.
 `snakemake --cores all` builds config.yaml; another build is `--configfile configs/NAME.yaml`, which stands
 for itself and is not laid over config.yaml.
 """
@@ -25,6 +25,7 @@ include: "rules/hidden_states.smk"
 include: "rules/drafter.smk"
 include: "rules/report.smk"
 include: "rules/scaling.smk"
+include: "rules/serving.smk"
 
 
 rule all:
@@ -32,6 +33,7 @@ rule all:
     input:
         CHECKPOINT,
         ACCEPTANCE,
+        CARD,
         REPORT,
 
 
@@ -60,3 +62,4 @@ rule evaluation:
     input:
         EVALUATION,
         ACCEPTANCE,
+        CARD,

@@ -15,10 +15,12 @@ from eyrie.config import CONFIG_FILES_VARIABLE, ConfigError, parse_config
 from eyrie.records import canonical_json, write_json
 from eyrie.recipes import (
     EVALUATION_VERSION,
+    SERVING_VERSION,
     answering_priority,
     answering_recipe,
     benchmark_files,
     capture_recipe,
+    card_recipe,
     drafter_recipe,
     estimate_recipe,
     pinned_vocabulary,
@@ -74,9 +76,11 @@ CHECKPOINT_FOLDER = f"{BUILD}/drafter/checkpoint"
 CHECKPOINT = f"{CHECKPOINT_FOLDER}/model.safetensors"
 TRAINING = f"{CHECKPOINT_FOLDER}/training.json"
 TRAINING_LINES = f"{BUILD}/drafter/training.jsonl"
+CARD = f"{CHECKPOINT_FOLDER}/README.md"
 EVALUATION = f"{BUILD}/drafter/evaluation.json"
 ACCEPTANCE = f"{BUILD}/drafter/acceptance.json"
 SCALING = f"{BUILD}/scaling/scaling.json"
+SERVING = f"{BUILD}/drafter/serving.json"
 REPORT = f"{BUILD}/report.html"
 
 TARGET_PATH = str(CONFIG.target.path)

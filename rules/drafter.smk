@@ -5,7 +5,8 @@ Outputs: work/{target}/drafter/vocabulary.json, the tokens that the drafter can 
          work/{target}/drafter/checkpoint/, which vLLM and SGLang load;
          work/{target}/drafter/training.jsonl, a line for each step and each validation;
          work/{target}/drafter/evaluation.json, measured on the held-out share;
-         work/{target}/drafter/acceptance.json, estimated from all held-out samples' stored states.
+         work/{target}/drafter/acceptance.json, estimated from all held-out samples' stored states;
+         work/{target}/drafter/checkpoint/README.md, the model card, which tells the evaluation's figures.
 """
 
 import shlex
@@ -60,7 +61,6 @@ rule train_drafter:
     output:
         weights=CHECKPOINT,
         config=f"{CHECKPOINT_FOLDER}/config.json",
-        card=f"{CHECKPOINT_FOLDER}/README.md",
         training=report(
             TRAINING,
             caption="../report/checkpoint.rst",
@@ -138,3 +138,25 @@ rule estimate_acceptance:
         " --manifests {input.manifests:q} --target {input.target:q} --target-path {TARGET_PATH:q}"
         " --recipe {params.recipe:q} --store {STORE:q} --threads {threads}"
         " --device {CONFIG.training.device} --out {output.acceptance:q} --log {log:q}"
+
+
+rule write_card:
+    input:
+        weights=CHECKPOINT,
+        config=f"{CHECKPOINT_FOLDER}/config.json",
+        training=TRAINING,
+        evaluation=EVALUATION,
+        ledgers=expand(PROMPTS_LEDGER, dataset=DATASETS)
+        + expand(TOKENIZED_LEDGER, dataset=DATASETS),
+        target=TARGET,
+        code=code_files("write_card"),
+    output:
+        card=CARD,
+    log:
+        f"{LOGS}/write_card.log",
+    params:
+        recipe=card_recipe(CONFIG),
+    shell:
+        "python scripts/write_card.py --checkpoint {CHECKPOINT_FOLDER:q} --target {input.target:q}"
+        " --target-path {TARGET_PATH:q} --evaluation {input.evaluation:q} --ledgers {input.ledgers:q}"
+        " --recipe {params.recipe:q} --out {output.card:q} --log {log:q}"

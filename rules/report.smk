@@ -12,7 +12,7 @@ from hashlib import sha256
 TIMES = f"--benchmarks {BENCHMARKS}" if CONFIG.evaluation.measure_speed else ""
 EVIDENCE = {
     "scaling": SCALING,
-    "serving": f"{BUILD}/drafter/serving.json",
+    "serving": SERVING,
 }
 
 

@@ -22,7 +22,6 @@ use rule train_drafter as train_share with:
     output:
         weights=f"{SHARE}/checkpoint/model.safetensors",
         config=f"{SHARE}/checkpoint/config.json",
-        card=f"{SHARE}/checkpoint/README.md",
         training=f"{SHARE}/checkpoint/training.json",
         lines=f"{SHARE}/training.jsonl",
     log:

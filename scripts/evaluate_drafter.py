@@ -18,8 +18,6 @@ from transformers import AutoTokenizer
 from eyrie.config import EvaluationSettings, parse_settings
 from eyrie.console import Progress, run_command, start_log
 from eyrie.decoding import DraftedOutput
-from eyrie.eagle3.checkpoint import load_drafter
-from eyrie.eagle3.model import Drafter
 from eyrie.evaluation import (
     acceptance_figures,
     check_identical,
@@ -30,12 +28,10 @@ from eyrie.evaluation import (
     warnings,
 )
 from eyrie.held_out import HeldOutPrompt, choose_prompts, read_held_out, round_robin
-from eyrie.measuring import Decoded, decode_prompts, differences, measure_costs
+from eyrie.measuring import Decoded, decode_prompts, differences, load_pair, measure_costs
 from eyrie.paying import in_words, pays_figures
 from eyrie.provenance import manifest_header
-from eyrie.records import read_json, write_json
-from eyrie.skinny import use_skinny_products
-from eyrie.target import Target
+from eyrie.records import write_json
 
 _WARM_UP_TOKENS = 8
 _SAMPLES = 10
@@ -53,7 +49,7 @@ def main() -> None:
     prompts = round_robin(choose_prompts(held_out.prompts, settings.prompts_per_dataset))
     exact = len(prompts) if settings.exact_prompts == "all" else settings.exact_prompts
 
-    target, drafter = _load(args, settings.dtype)
+    target, drafter = load_pair(args.target_path, args.checkpoint, settings.dtype)
     decode_prompts(target, drafter, prompts[:1], 1, lengths, _WARM_UP_TOKENS)
     progress = Progress(len(prompts), "prompts", log)
     decoded = decode_prompts(target, drafter, prompts, exact, lengths, settings.max_new_tokens, progress)
@@ -111,18 +107,6 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _load(args: argparse.Namespace, dtype: str) -> tuple[Target, Drafter]:
-    """The target, captured at the layers that the drafter was trained on, and the drafter."""
-    # The layers must be known before the drafter is loaded, which checks the rest of the file.
-    layers = read_json(args.checkpoint / "config.json").get("eagle_config") or {}
-    target = Target(args.target_path, dtype, layers.get("eagle_aux_hidden_state_layer_ids"))
-    embedding = target.embedding_weight()
-    drafter = load_drafter(args.checkpoint, embedding, embedding.dtype)
-    if dtype == "float32":
-        use_skinny_products(drafter, least_rows=2)
-    return target, drafter
-
-
 def _in_bfloat16(
     args: argparse.Namespace,
     settings: EvaluationSettings,
@@ -132,7 +116,7 @@ def _in_bfloat16(
     """The first prompts decoded once more in bfloat16, where differences are reported and stop nothing."""
     if not prompts:
         return None
-    target, drafter = _load(args, "bfloat16")
+    target, drafter = load_pair(args.target_path, args.checkpoint, "bfloat16")
     decoded = decode_prompts(target, drafter, prompts, len(prompts), lengths, settings.max_new_tokens)
     return equality_figures(decoded, differences(target, decoded))
 

@@ -14,22 +14,8 @@ import sys
 from pathlib import Path
 
 from eyrie.console import run_command
-from eyrie.eagle3.linting import LintTarget, lint
+from eyrie.eagle3.linting import lint, read_lint_target
 from eyrie.records import read_jsonl
-from eyrie.target import read_text_config
-from eyrie.target_weights import TargetWeights
-
-
-def read_target(path: Path) -> LintTarget:
-    """What the checkpoint must fit."""
-    config, weights = read_text_config(path), TargetWeights(path, None)
-    return LintTarget(
-        hidden_size=config.hidden_size,
-        vocab_size=config.vocab_size,
-        layers=config.num_hidden_layers,
-        embedding=weights.embedding(),
-        head=weights.head(bool(config.tie_word_embeddings)),
-    )
 
 
 def main() -> None:
@@ -40,7 +26,7 @@ def main() -> None:
     parser.add_argument("--tokenized", type=Path, nargs="+", default=[], help="tokenized_data.jsonl files")
     arguments = parser.parse_args()
     lengths = (len(row["input_ids"]) for path in arguments.tokenized for row in read_jsonl(path))
-    faults = lint(arguments.folder, read_target(arguments.target), max(lengths, default=None))
+    faults = lint(arguments.folder, read_lint_target(arguments.target), max(lengths, default=None))
     for fault in faults:
         print(fault.in_words())
     if faults:

@@ -2,8 +2,8 @@
 
 Inputs: the datasets' tokenized rows, their manifests of hidden states, the draft vocabulary and the target's
 folder (its embedding, head and last layer are read). Outputs: model.safetensors and config.json in the
-layout that vLLM and SGLang load, README.md, and training.json with the settings, the loss curve and the
-validation figures; and where it is asked for training.jsonl, a line for each step.
+layout that vLLM and SGLang load, and training.json with the settings, the loss curve and the validation
+figures; and where it is asked for training.jsonl, a line for each step.
 
 The run lives in the store under a key of all that determines it: stopped at any point, it goes on from its
 last saved step and ends with the same bytes; finished, it is only written out again.
@@ -29,7 +29,7 @@ import torch
 
 from eyrie.config import ConfigError, DrafterSettings, TrainingSettings, parse_settings
 from eyrie.console import run_command, start_log
-from eyrie.eagle3.checkpoint import model_card, save_checkpoint
+from eyrie.eagle3.checkpoint import save_checkpoint
 from eyrie.eagle3.initialise import drafter_config, initialise_from_target, initialise_randomly
 from eyrie.eagle3.least_squares import initialise_by_least_squares
 from eyrie.eagle3.model import Drafter
@@ -227,8 +227,7 @@ def _run_on(
         "validation": run.validation,
         **_beyond_the_usual(run, kept, device),
     }
-    card = model_card(target, text_config.model_type, manifest, drafter.config)
-    save_checkpoint(arguments.out_dir, drafter, card, manifest)
+    save_checkpoint(arguments.out_dir, drafter, manifest)
     if arguments.training_log is not None:
         rewind(folder / LOG_FILE, run)
         write_log(folder, arguments.training_log, rates=arguments.rates)

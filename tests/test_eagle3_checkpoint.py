@@ -20,7 +20,6 @@ from eyrie.eagle3.checkpoint import (
     config_json,
     engine_layer_ids,
     load_drafter,
-    model_card,
     save_checkpoint,
 )
 from eyrie.eagle3.model import Drafter
@@ -33,7 +32,7 @@ Tensors = dict[str, torch.Tensor]
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[Path, Drafter]:
     drafter = random_drafter()
-    save_checkpoint(tmp_path / "checkpoint", drafter, "a card", {"counts": {}})
+    save_checkpoint(tmp_path / "checkpoint", drafter, {"counts": {}})
     return tmp_path / "checkpoint", drafter
 
 
@@ -148,7 +147,7 @@ def test_drafter_with_disagreeing_maps_is_not_saved(tmp_path: Path) -> None:
     drafter = random_drafter()
     drafter.d2t[3] += 1
     with pytest.raises(RecordError, match="d2t and t2d disagree"):
-        save_checkpoint(tmp_path, drafter, "", {})
+        save_checkpoint(tmp_path, drafter, {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -262,16 +261,3 @@ def test_drafters_of_another_make_are_refused(saved: tuple[Path, Drafter], chang
     write_json(folder / "config.json", read_json(folder / "config.json") | changes)
     with pytest.raises(RecordError, match=r"another make|of kind 'yarn'"):
         load_drafter(folder, drafter.embedding, torch.float32)
-
-
-def test_card_says_how_to_serve() -> None:
-    counts = {"train_rows": 5, "train_places": 70, "epochs": 2, "steps": 9}
-    manifest = {"counts": counts, "validation": [{"rows": 3, "acceptance_length": 1.5}]}
-    target = {"name": "tiny", "hub_id": "some/tiny", "revision": "abc"}
-    card = model_card(target, "llama", manifest, tiny_config())
-    assert "vllm serve some/tiny" in card and "--speculative-algorithm EAGLE3" in card
-    assert "[1, 2, 3]" in card and "`[0, 1, 2]`" in card and "1.500" in card and "abc" in card
-    kimi = tiny_config(layer_ids=(2, 3, 4))
-    without = model_card(target, "kimi_k2", {"counts": counts, "validation": []}, kimi)
-    assert "SGLang counts the layers as written here" in without and "No validation rows" in without
-    assert "Not for SGLang: layer ids [1, 2, 3]" in model_card(target, "kimi_k2", manifest, tiny_config())

@@ -109,7 +109,7 @@ def test_same_inputs_give_the_same_bytes_and_a_resumed_run_too(
     build.recipe = tiny_recipe(initialise=initialise)
     run(monkeypatch, build.arguments(tmp_path / "undisturbed"))
     expected = files(tmp_path / "undisturbed")
-    assert sorted(expected) == ["README.md", "config.json", "model.safetensors", "training.json"]
+    assert sorted(expected) == ["config.json", "model.safetensors", "training.json"]
     store = tmp_path / "other-store"
     shutil.copytree(build.store / "hidden_states", store / "hidden_states")
     # Before the first save, between saves, at a save and at an epoch's end; the last run is left to finish.

@@ -52,7 +52,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a target, a drafter's checkpoint, and the samples of two datasets."""
     folder = tmp_path_factory.mktemp("build")
     target = Target(save_tiny_target(folder / "target"), "float32", LAYER_IDS)
-    save_checkpoint(folder / "checkpoint", random_drafter(target, 3), "a card", {})
+    save_checkpoint(folder / "checkpoint", random_drafter(target, 3), {})
     write_json(folder / "target.json", {"name": "tiny"})
     write_jsonl(folder / "chat.jsonl", [row(n, "chat") for n in range(4)] + [row(9, "chat", "train")])
     # Every second row of this dataset shares its group with the row before.

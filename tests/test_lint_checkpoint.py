@@ -25,7 +25,7 @@ Config = dict[str, Any]
 @pytest.fixture(scope="module")
 def target() -> LintTarget:
     generator = torch.Generator().manual_seed(0)
-    embedding = torch.randn(VOCABULARY, HIDDEN, generator=generator)
+    embedding = random_drafter().embedding
     head = torch.randn(VOCABULARY, HIDDEN, generator=generator)
     return LintTarget(HIDDEN, VOCABULARY, 5, embedding, head)
 
@@ -36,7 +36,7 @@ def good(tmp_path: Path, target: LintTarget) -> Path:
     with torch.no_grad():
         noise = torch.randn(drafter.lm_head.weight.shape, generator=torch.Generator().manual_seed(1))
         drafter.lm_head.weight.copy_(target.head[drafter.t2d] + noise)
-    save_checkpoint(tmp_path / "good", drafter, "", {})
+    save_checkpoint(tmp_path / "good", drafter, {})
     return tmp_path / "good"
 
 
@@ -169,6 +169,7 @@ def test_the_command_exits_with_1_on_a_fault(
         )
     )
     model.lm_head.weight.data.copy_(target.head)
+    model.model.embed_tokens.weight.data.copy_(target.embedding)
     model.save_pretrained(tmp_path / "target")
     monkeypatch.setattr("sys.argv", ["lint_checkpoint.py", str(good), "--target", str(tmp_path / "target")])
     lint_checkpoint.main()

@@ -52,9 +52,11 @@ __all__ = [
     "ExpectedSamples",
     "GateSettings",
     "HiddenStatesSettings",
+    "ModelCardSettings",
     "NearDuplicateSettings",
     "SamplingSettings",
     "ScalingSettings",
+    "ServingSettings",
     "Settings",
     "SourceSettings",
     "SplitSettings",
@@ -68,7 +70,7 @@ __all__ = [
 ]
 
 NAMED_TARGETS = frozenset(
-    {"all", "prompts", "responses", "hidden_states", "drafter", "evaluation", "report", "scaling"}
+    {"all", "prompts", "responses", "hidden_states", "drafter", "evaluation", "report", "scaling", "serving"}
 )
 
 
@@ -383,6 +385,63 @@ class ScalingSettings(Settings):
         return value
 
 
+class ModelCardSettings(Settings):
+    """What the model card tells that no other key says."""
+
+    licence: str | None = None
+    """The licence under which the drafter is passed on, as the hub writes it: apache-2.0, mit, ... null:
+    other, with the licences of target and data to look up."""
+
+
+# Released vLLMs start by `vllm serve`, too; the module is what every build of it has.
+_SERVE = (
+    "{python} -m vllm.entrypoints.openai.api_server --model {model} --host {host} --port {port} "
+    "--dtype {dtype} --max-model-len {context} --generation-config vllm --no-enable-prefix-caching"
+)
+
+
+class ServingSettings(Settings):
+    """The serve check (`snakemake serving`): a vLLM with the drafter beside one without."""
+
+    python: Path = Path(".venv-vllm/bin/python")
+    """The interpreter of vLLM's environment; a path without a folder is looked up in PATH."""
+    command: str = _SERVE
+    """The command that starts the server without a drafter, as one line; {python}, {model}, {host}, {port},
+    {dtype} and {context}, the tokens that it must take, are filled in."""
+    drafted_command: str | None = None
+    """That of the server with the drafter; {drafter} and {draft_tokens} are filled in, too. null: `command`
+    with vLLM's --speculative-config."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Numbers that both servers and Eyrie's own decoding compute with. Equal outputs are promised in float32
+    only; with fewer bits each difference is reported."""
+    draft_tokens: Positive = 3
+    """Length of the drafted chains."""
+    prompts_per_dataset: Positive = 2
+    """Held-out prompts of each dataset, the first of those that the evaluation takes."""
+    max_new_tokens: Positive = 64
+    """Tokens of an answer."""
+    rounds: Positive = 3
+    """How often both servers answer all prompts, in turns; the speed-up is the rounds' median."""
+    tolerance: Share = 0.03
+    """By how much of it the server's acceptance length may differ from Eyrie's own on the same prompts."""
+    threads: Positive = 2
+    """CPU threads of Eyrie's own decoding."""
+    ready_timeout: Annotated[float, Field(gt=0.0)] = 1800.0
+    """Seconds until a server must be ready."""
+    request_timeout: Annotated[float, Field(gt=0.0)] = 900.0
+    """Seconds that one answer may take."""
+
+    @model_validator(mode="after")
+    def _has_a_port(self) -> Self:
+        for name in ("command", "drafted_command"):
+            value = getattr(self, name)
+            if value is not None and "{port}" not in value:
+                raise ValueError(
+                    f"serving.{name}: saw no {{port}} in {value!r}; the check chooses a free one"
+                )
+        return self
+
+
 class Config(Settings):
     """A whole build."""
 
@@ -398,6 +457,8 @@ class Config(Settings):
     training: TrainingSettings = TrainingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     scaling: ScalingSettings = ScalingSettings()
+    serving: ServingSettings = ServingSettings()
+    model_card: ModelCardSettings = ModelCardSettings()
     datasets: Annotated[dict[str, DatasetSettings], Field(min_length=1)]
     """The datasets by name; each name is a target of the build."""
     licences: list[str] | None = None

@@ -6,14 +6,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import ParamSpec, TypeVar
 
 from eyrie.acceptance import first_difference
 from eyrie.console import Progress
 from eyrie.decoding import DraftedOutput, DraftPass, PlainOutput, TargetPass, greedy, speculative
+from eyrie.eagle3.checkpoint import load_drafter
 from eyrie.eagle3.model import Drafter
 from eyrie.held_out import HeldOutPrompt
+from eyrie.records import read_json
+from eyrie.skinny import use_skinny_products
 from eyrie.target import Target
 
 _REPEATS = 9
@@ -58,6 +62,18 @@ class Costs:
     plain_step: float
     verify_step: dict[int, float]
     draft_step: dict[int, float]
+
+
+def load_pair(target_path: Path, checkpoint: Path, dtype: str) -> tuple[Target, Drafter]:
+    """The target, captured at the layers that the drafter was trained on, and the drafter."""
+    # The layers must be known before the drafter is loaded, which checks the rest of the file.
+    layers = read_json(checkpoint / "config.json").get("eagle_config") or {}
+    target = Target(target_path, dtype, layers.get("eagle_aux_hidden_state_layer_ids"))
+    embedding = target.embedding_weight()
+    drafter = load_drafter(checkpoint, embedding, embedding.dtype)
+    if dtype == "float32":
+        use_skinny_products(drafter, least_rows=2)
+    return target, drafter
 
 
 def decode_prompts(

@@ -34,6 +34,8 @@ EVALUATION_VERSION = 3
 ESTIMATE_VERSION = 1
 SCALING_VERSION = 1
 REPORT_VERSION = 1
+CARD_VERSION = 1
+SERVING_VERSION = 1
 
 
 # A gate concerns the stages that ask it: another threshold repeats their check and no other's.
@@ -237,7 +239,7 @@ def warm_start_files(config: Config) -> list[str]:
 
 def result_settings(config: Config) -> dict[str, Any]:
     """The configuration without what changes no result: engine, folder, how often training is saved."""
-    settings = config.model_dump(mode="json", exclude={"engine", "work"})
+    settings = config.model_dump(mode="json", exclude={"engine", "work", "serving", "model_card"})
     settings["hidden_states"] = config.hidden_states.as_recipe()
     for key in _TRAINING_ASIDE:
         del settings["training"][key]
@@ -249,6 +251,26 @@ def result_settings(config: Config) -> dict[str, Any]:
 def report_recipe(config: Config) -> str:
     """What the report tells of the configuration."""
     return canonical_json({"version": REPORT_VERSION, "config": result_settings(config)})
+
+
+def card_recipe(config: Config) -> str:
+    """What the model card tells of the configuration."""
+    datasets = {
+        name: {"hub_id": made.source.hub_id, "revision": made.source.revision, "kind": made.kind}
+        for name, made in config.datasets.items()
+    }
+    partitions = {made.partition for made in config.datasets.values() if made.kind == "prompts"}
+    return canonical_json(
+        {
+            "version": CARD_VERSION,
+            "licence": config.model_card.licence,
+            "draft_tokens": config.serving.draft_tokens,
+            "longest_answers": max(
+                (config.partitions[name].max_new_tokens for name in partitions), default=None
+            ),
+            "datasets": datasets,
+        }
+    )
 
 
 def _existing(patterns: list[str]) -> list[str]:

@@ -173,7 +173,7 @@ def test_a_drafter_that_speculators_saved_loads_here(
 
 
 def test_our_drafter_loads_there(made: Made, speculators: Worker, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "ours", made.drafter, "", {})
+    save_checkpoint(tmp_path / "ours", made.drafter, {})
     told = speculators.ask(do="put", file=str(tmp_path / "ours/model.safetensors"))
     assert told["unexpected"] == []
     # The target's own, which our checkpoint leaves to the target.

@@ -12,8 +12,12 @@ from safetensors.torch import load_file, save
 
 from eyrie.config import ConfigError
 from eyrie.eagle3.drafter_layouts import ARCHITECTURE, EMBEDDING, classic_tensors, read_drafter_config
+from eyrie.eagle3.fingerprint import fingerprint
 from eyrie.eagle3.model import Drafter, DrafterConfig
 from eyrie.records import RecordError, atomic_write, read_json, sha256_file, write_json
+
+CARD = "README.md"
+"""The model card's name in the folder; scripts/write_card.py writes it, once the drafter is evaluated."""
 
 # SGLang captures what a layer puts out where vLLM and Hugging Face count what enters it: its models add one
 # to every id, but for those below.
@@ -111,24 +115,24 @@ def _check_maps(d2t: torch.Tensor, t2d: torch.Tensor, where: str) -> None:
         )
 
 
-def save_checkpoint(folder: Path, drafter: Drafter, card: str, manifest: Mapping[str, Any]) -> None:
-    """Write model.safetensors (floats in bfloat16), config.json, README.md, training.json, each atomically.
+def save_checkpoint(folder: Path, drafter: Drafter, manifest: Mapping[str, Any]) -> None:
+    """Write model.safetensors (floats in bfloat16), config.json and training.json, each atomically.
 
-    card: the README's text. manifest: the content of training.json, where the digests of the weights and of
-    their configuration are added. Raises RecordError if the maps disagree.
+    manifest: the content of training.json; digests of what is written join it. A model card of an earlier
+    drafter is removed. Raises RecordError if the maps disagree.
     """
     tensors = {
         name: tensor.detach().to("cpu", torch.bfloat16 if tensor.is_floating_point() else None).contiguous()
         for name, tensor in drafter.state_dict().items()
     }
     _check_maps(tensors["d2t"], tensors["t2d"], str(folder))
+    (folder / CARD).unlink(missing_ok=True)
     with atomic_write(folder / "model.safetensors") as file:
         file.write(save(tensors, metadata={"format": "pt"}))
     write_json(folder / "config.json", config_json(drafter.config))
-    with atomic_write(folder / "README.md") as file:
-        file.write(card.encode())
     files = {name: sha256_file(folder / name) for name in ("config.json", "model.safetensors")}
-    write_json(folder / "training.json", {**manifest, "files": files})
+    written = fingerprint(tensors, drafter.config.layer_ids, drafter.embedding)
+    write_json(folder / "training.json", {**manifest, "files": files, "written": written})
 
 
 def load_drafter(folder: Path, embedding: torch.Tensor, dtype: torch.dtype) -> Drafter:
@@ -168,78 +172,3 @@ def load_drafter(folder: Path, embedding: torch.Tensor, dtype: torch.dtype) -> D
     _check_maps(tensors["d2t"], tensors["t2d"], str(path))
     drafter.load_state_dict(tensors)
     return drafter.to(dtype).eval().requires_grad_(False)
-
-
-def _sglang_note(model_type: str, layer_ids: Sequence[int]) -> str:
-    try:
-        sglang = engine_layer_ids("sglang", model_type, layer_ids)
-    except ConfigError as error:
-        return f"Not for SGLang: {str(error).splitlines()[0]}."
-    if sglang == list(layer_ids):
-        return (
-            f"SGLang counts the layers as written here (Kimi's and DeepSeek's: builds since {AS_IS_SINCE})."
-        )
-    return (
-        "SGLang counts this target's layers from the other side: in a copy of this folder for SGLang,\n"
-        f"set `eagle_aux_hidden_state_layer_ids` in config.json to `{sglang}`."
-    )
-
-
-def model_card(
-    target: Mapping[str, Any], model_type: str, manifest: Mapping[str, Any], config: DrafterConfig
-) -> str:
-    """The checkpoint's README: what it is for, what it was made from, and how to serve it.
-
-    target: target.json. model_type: the target's, from its text configuration. manifest: training.json.
-    """
-    counts, last = manifest["counts"], manifest.get("kept") or (manifest["validation"] or [{}])[-1]
-    length = last.get("acceptance_length")
-    measured = (
-        f"On {last['rows']} validation rows the replayed acceptance length at 3 draft tokens is {length:.3f}."
-        if length is not None
-        else "No validation rows were there to measure it on."
-    )
-    trained = (
-        f"{counts['train_rows']} rows with {counts['train_places']} supervised positions, "
-        f"{counts['epochs']} epochs, {counts['steps']} steps"
-    )
-    name = target.get("hub_id") or target["name"]
-    ids, note = list(config.layer_ids), _sglang_note(model_type, config.layer_ids)
-    return f"""---
-base_model: {name}
-tags: [eagle3, speculative-decoding]
----
-
-# EAGLE-3 drafter for {name}
-
-It proposes tokens that {name} then checks, so the output is the target's own.
-
-| | |
-|---|---|
-| target | {name} |
-| target's digest | {target["revision"]} |
-| captured layers | {ids} (Hugging Face's `hidden_states`; vLLM counts the same way) |
-| draft vocabulary | {config.draft_vocab_size} of {config.vocab_size} tokens |
-| trained on | {trained} |
-
-{measured} Figures, settings and digests are in training.json.
-
-## Serving
-
-vLLM:
-
-```
-vllm serve {name} \\
-  --speculative-config '{{"method": "eagle3", "model": "PATH/TO/THIS/FOLDER", "num_speculative_tokens": 3}}'
-```
-
-SGLang:
-
-```
-python -m sglang.launch_server --model-path {name} \\
-  --speculative-algorithm EAGLE3 --speculative-draft-model-path PATH/TO/THIS/FOLDER \\
-  --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4
-```
-
-{note} With `--speculative-algorithm EAGLE` it would serve without an error and accept nothing.
-"""

@@ -6,7 +6,7 @@ nothing that it proposes is accepted. So everything that they would guess is che
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,11 @@ from safetensors.torch import load_file
 
 from eyrie.eagle3.checkpoint import same_embedding
 from eyrie.eagle3.drafter_layouts import ARCHITECTURE, EMBEDDING
+from eyrie.eagle3.fingerprint import FC, fingerprint
 from eyrie.eagle3.model import Drafter, DrafterConfig
 from eyrie.records import RecordError, read_json
+from eyrie.target import read_text_config
+from eyrie.target_weights import TargetWeights
 
 # How far the largest singular value may lie above that of independent noise and still count as noise.
 _NOISE_SPECTRUM = 1.1
@@ -55,17 +58,33 @@ class Fault:
         )
 
 
+_LAYER_IDS = "config.json: eagle_config.eagle_aux_hidden_state_layer_ids"
 _REFUSE = "refuse to load it"
 _SHAPES = "stop with an error about shapes"
 # What each engine makes of a missing tensor, beside refusing it.
 _MISSING = {
-    "lm_head.weight": (_REFUSE, "serve with a random head: accept length 1.00, no error"),
+    "lm_head.weight": (
+        "take the target's head in its place: less is accepted, no error",
+        "serve with a random head: accept length 1.00, no error",
+    ),
     "d2t": (
-        "take draft id i for target id i: almost nothing is accepted, no error",
-        "take draft id i for target id i: almost nothing is accepted, no error",
+        "take draft id i for target id i: less is accepted, or almost nothing, no error",
+        "take draft id i for target id i: less is accepted, or almost nothing, no error",
     ),
     "t2d": ("not notice: it skips the tensor", "not notice: it skips the tensor"),
 }
+
+
+def read_lint_target(path: Path) -> LintTarget:
+    """What the checkpoint must fit."""
+    config, weights = read_text_config(path), TargetWeights(path, None)
+    return LintTarget(
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        layers=config.num_hidden_layers,
+        embedding=weights.embedding(),
+        head=weights.head(bool(config.tie_word_embeddings)),
+    )
 
 
 def lint(folder: Path, target: LintTarget, longest: int | None = None) -> list[Fault]:
@@ -85,6 +104,10 @@ def lint(folder: Path, target: LintTarget, longest: int | None = None) -> list[F
         faults += _tensor_faults(tensors, shape)
     faults += _map_faults(tensors)
     faults += _value_faults(tensors, target)
+    training = folder / "training.json"
+    written = read_json(training).get("written") if training.exists() else None
+    if written is not None:
+        faults += _changes(config, tensors, target, written, [fault.where for fault in faults])
     return faults
 
 
@@ -134,12 +157,16 @@ def _config_faults(config: Mapping[str, Any], target: LintTarget, longest: int |
         )
 
 
+def _layer_ids(config: Mapping[str, Any]) -> Any:
+    return (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+
+
 def _layer_faults(config: Mapping[str, Any], target: LintTarget) -> Iterator[Fault]:
-    ids = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    ids = _layer_ids(config)
     guess = f"take layers [2, {target.layers // 2}, {target.layers - 3}] without a word"
     if not isinstance(ids, list) or not ids:
         yield Fault(
-            "config.json: eagle_config.eagle_aux_hidden_state_layer_ids",
+            _LAYER_IDS,
             repr(ids) if ids is not None else "nothing",
             "the captured layers",
             guess,
@@ -148,17 +175,58 @@ def _layer_faults(config: Mapping[str, Any], target: LintTarget) -> Iterator[Fau
     elif not all(isinstance(layer, int) and 0 <= layer <= target.layers for layer in ids):
         missing = "capture fewer layers than the drafter takes"
         yield Fault(
-            "config.json: eagle_config.eagle_aux_hidden_state_layer_ids",
+            _LAYER_IDS,
             str(ids),
             f"ids from 0 to the target's {target.layers} layers",
             missing,
             missing,
         )
+    elif ids != sorted(set(ids)):
+        order = "capture layers in rising order, whatever the order here: a block of fc gets another's"
+        yield Fault(_LAYER_IDS, str(ids), "ids that rise", order, order)
+
+
+def _changes(
+    config: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    target: LintTarget,
+    written: Mapping[str, Any],
+    named: Collection[str],
+) -> Iterator[Fault]:
+    """What is no longer what training wrote, or is for another target; less what is named already."""
+    nothing = "serve it: little or nothing is accepted, no error"
+    ids = _layer_ids(config)
+    if ids != written["layer_ids"] and _LAYER_IDS not in named:
+        yield Fault(
+            _LAYER_IDS, str(ids), f"{written['layer_ids']}, which it was trained on", nothing, nothing
+        )
+    now = fingerprint(tensors, written["layer_ids"], target.embedding)
+    # With an embedding of its own in the file that one is served.
+    if now["target_embedding"] != written["target_embedding"] and EMBEDDING not in tensors:
+        yield Fault(
+            "the target",
+            "another embedding than the one that the drafter was trained with",
+            "the target that it was trained for",
+            nothing,
+            nothing,
+        )
+    for name, digest in written["tensors"].items():
+        seen = now["tensors"].get(name)
+        if seen in (None, digest) or any(name in where.split() for where in named):
+            continue
+        swapped = name == FC and sorted(seen) == sorted(digest)
+        yield Fault(
+            name,
+            "the layers' blocks of columns in another order" if swapped else "other numbers",
+            f"the blocks of layers {written['layer_ids']} in this order" if swapped else "what was trained",
+            nothing,
+            nothing,
+        )
 
 
 def _shape(config: Mapping[str, Any], target: LintTarget) -> DrafterConfig | None:
     """What the configuration says of the tensors' shapes, or None where it says too little."""
-    ids = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or [0, 0, 0]
+    ids = _layer_ids(config) or [0, 0, 0]
     heads = config.get("num_attention_heads")
     try:
         return DrafterConfig(
@@ -212,7 +280,9 @@ def _map_faults(tensors: Mapping[str, torch.Tensor]) -> Iterator[Fault]:
     wrong = "map drafted tokens to other ones: almost nothing is accepted, no error"
     if not bool((ids.diff() > 0).all()):
         yield Fault("d2t", "ids that repeat or fall", "offsets to rising target ids", wrong, wrong)
-    if not torch.equal(marked, ids):
+    if torch.equal(marked, tensors["d2t"].long()):
+        yield Fault("d2t", "the target's ids", "offsets: the target's id less the drafter's", wrong, wrong)
+    elif not torch.equal(marked, ids):
         yield Fault(
             "d2t and t2d",
             f"{len(marked)} marked tokens, other than the {len(ids)} that d2t leads to",

@@ -57,14 +57,14 @@ def ask_canary(ask: Questions, dialect: Dialect, kind: str, prompt: Sequence[int
         more = {"return_logprob": True, "top_logprobs_num": 2}
     ids, reply = ask.answer(dialect, prompt, SamplingSettings(max_new_tokens=_CANARY_TOKENS), more)
     seconds, margins = [], []
-    for first, second in _best_two(kind, reply):
+    for first, second in best_two(kind, reply):
         seconds.append(second[1])
         margins.append(round(first[0] - second[0], 4))
     complete = len(margins) == len(ids)
     return Canary(list(prompt), ids, seconds if complete else [], margins if complete else [])
 
 
-def _best_two(kind: str, reply: Mapping[str, Any]) -> Iterator[list[tuple[float, int]]]:
+def best_two(kind: str, reply: Mapping[str, Any]) -> Iterator[list[tuple[float, int]]]:
     """The two best (log-probability, id) at each place of an answer; nothing where the reply tells none."""
     if kind == "vllm":
         for place in (reply["choices"][0].get("logprobs") or {}).get("top_logprobs") or []:
