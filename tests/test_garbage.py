@@ -144,6 +144,13 @@ def test_drafters_are_kept_by_a_checkpoint_or_until_they_end(work: Work) -> None
     assert named not in work.listed()
 
 
+def test_drafters_of_shares_are_kept_by_their_checkpoints(work: Work) -> None:
+    work.checkpoint("whole")
+    folders = [work.drafter(key, True) for key in ("whole", "eighth", "other")]
+    write_json(work.folder / "tiny/scaling/1-8/checkpoint/training.json", {"key": "eighth"})
+    assert list(work.listed()) == folders[2:]
+
+
 def test_leftovers_are_listed(work: Work) -> None:
     shard = work.shard("chat", 1)
     work.manifest("chat", 1)

@@ -21,7 +21,7 @@ from estimate_acceptance import draft_all
 from eyrie.acceptance import Cycle, acceptance_by_position, acceptance_length, full_cycles
 from eyrie.bootstrap import interval, resampled
 from eyrie.config import ConfigError
-from eyrie.decoding import greedy, speculative
+from eyrie.decoding import DraftPass, greedy, speculative
 from eyrie.eagle3.batches import Sample, candidate_places
 from eyrie.eagle3.chains import draft_greedily, overlaps
 from eyrie.eagle3.checkpoint import load_drafter, save_checkpoint
@@ -381,6 +381,18 @@ def test_sampled_acceptance_is_the_overlap_of_both_distributions(target: Target)
     assert (of_top >= found - 1e-6).all()
     assert float(of_top[0, 0]) > float(found[0, 0])
     assert row.greedy
+
+
+def test_chains_are_those_that_a_decoder_drafts(target: Target, drafters: list[Drafter]) -> None:
+    ids = [*range(2, 12), *range(20, 9, -2)]
+    _, sample = sample_of(target, ids[:4], ids[4:])
+    for drafter in [*drafters, random_drafter(target, 4)]:
+        starts = torch.arange(len(ids) - 2)
+        (chains,) = draft_greedily(drafter, [sample], [starts], 5)
+        for start, chain in zip(starts.tolist(), chains.tolist(), strict=True):
+            features = sample.aux[None, : start + 1]
+            decoder = DraftPass(drafter, torch.device("cpu"))
+            assert chain == decoder.draft(features, ids[1 : start + 2], 5)
 
 
 def test_batched_chains_are_those_of_each_sample_alone(target: Target) -> None:
