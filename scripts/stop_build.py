@@ -15,6 +15,8 @@ import argparse
 import logging
 import os
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -23,6 +25,7 @@ from eyrie.console import run_command, start_log
 from unlock import running_builds
 
 _DEFAULT_WAIT = 180.0
+_LOOK_SECONDS = 0.5
 _GONE = (psutil.NoSuchProcess, psutil.AccessDenied)
 
 
@@ -42,15 +45,29 @@ def stop(folder: Path, wait: float, log: logging.Logger) -> bool:
     if not builds:
         log.info("no build is running in %s", folder)
         return True
-    jobs = [job for build in builds for job in jobs_of(build)]
-    for process in [*builds, *jobs]:
-        _tell(process, log)
-    _, left = psutil.wait_procs([*builds, *jobs], timeout=wait)
+    for build in builds:
+        _tell(build, log)
+    left = _await_end(builds, time.monotonic() + wait, log)
     for process in left:
         log.error("process %d has not ended after %.0f s: %s", process.pid, wait, _words(process))
     if not left:
         log.info("the build has ended; the same command goes on from what was finished")
     return not left
+
+
+def _await_end(
+    builds: Sequence[psutil.Process], deadline: float, log: logging.Logger
+) -> list[psutil.Process]:
+    """Tell the builds' jobs, too, and wait; returns what has not ended. A job may be on its way still."""
+    told: set[psutil.Process] = set()
+    while True:
+        for job in {job for build in builds for job in jobs_of(build)} - told:
+            _tell(job, log)
+            told.add(job)
+        patience = max(0.0, min(_LOOK_SECONDS, deadline - time.monotonic()))
+        _, left = psutil.wait_procs([*builds, *told], timeout=patience)
+        if not left or time.monotonic() >= deadline:
+            return left
 
 
 def builds_in(folder: Path) -> list[psutil.Process]:
