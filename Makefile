@@ -14,6 +14,17 @@ ORACLE := .venv-oracle
 WORKERS ?= --numprocesses 2 --dist loadfile
 # More for Snakemake: make ARGS="--cores 1 openthoughts"
 ARGS ?= --cores all
+# The image, what it is built on, and the wheels for that base's Python. An empty BASE_IMAGE is the Dockerfile's.
+IMAGE ?= eyrie
+BASE_IMAGE ?=
+PYTHON_VERSION ?= 3.12
+DEVICE ?= cuda
+DOCKER ?= docker
+export DOCKER
+# More for `make run`: RUN_ARGS="--gpus device=0,1 --mount /data"
+RUN_ARGS ?=
+REVISION = $(shell git describe --always --dirty --abbrev=40 2>/dev/null || echo unknown)
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # pip's own checks for a newer pip say nothing about this build.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -25,6 +36,7 @@ export TOKENIZERS_PARALLELISM := false
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
 .PHONY: build test test-fast lint catalogue real vllm vllm-env serve-check oracle-env browser-env plan unlock gc schema clean help
+.PHONY: wheels image run shell stop test-container
 
 build: $(BIN)/.ready $(TARGET)/SOURCE.json ## Build everything of config.yaml: drafter, evaluation, report
 	@python scripts/unlock.py
@@ -34,16 +46,20 @@ plan: $(BIN)/.ready ## Say what `make` would do
 	snakemake --dry-run --quiet rules $(ARGS)
 
 test: $(BIN)/.ready-dev $(TARGET)/SOURCE.json ## Run all tests
-	pytest $(WORKERS)
+	pytest $(WORKERS) -m "not container"
+
+test-container: $(BIN)/.ready-dev $(TARGET)/SOURCE.json ## Build the image on a base made here, and builds in it; takes root, dockerd, mmdebstrap
+	pytest -m container tests/container
 
 test-fast: $(BIN)/.ready-dev ## Run the tests that take seconds
-	pytest $(WORKERS) -m "not target and not build"
+	pytest $(WORKERS) -m "not target and not build and not container"
 
 lint: $(BIN)/.ready-dev ## Check style and types
 	ruff check
 	ruff format --check
 	mypy scripts
 	snakefmt --check Snakefile rules
+	hadolint Dockerfile
 
 catalogue: $(BIN)/.ready-dev ## Print the table of malformed and tricky inputs and what becomes of each
 	python tests/catalogue/table.py
@@ -73,6 +89,24 @@ oracle-env: $(ORACLE)/.ready ## Set up the environment of speculators 0.9.0, whi
 browser-env: ## Install Chromium, in which the tests open the report, where it is missing: Debian's package, as root
 	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core; } \
 		|| { echo "Chromium is missing and could not be installed: it takes root and Debian's packages" >&2; exit 1; }
+
+wheels: $(BIN)/.ready ## Fetch the wheels that the image is built from, for PYTHON_VERSION and DEVICE (cpu or cuda)
+	python scripts/fetch_wheels.py --out wheels --python $(PYTHON_VERSION) --device $(DEVICE)
+
+image: ## Build the image IMAGE on BASE_IMAGE from wheels/
+	@test -d wheels || { echo "saw no wheels/: make wheels PYTHON_VERSION=3.N DEVICE=cpu|cuda fetches them"; exit 1; }
+	DOCKER_BUILDKIT=1 $(DOCKER) build $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
+		--build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) $(BUILD_ARGS) --tag $(IMAGE) .
+
+run: ## Build in a container: make run ARGS="--cores all --configfile configs/kimi-k2.5.yaml"
+	@$(PYTHON) scripts/run_container.py --image $(IMAGE) $(RUN_ARGS) -- $(ARGS)
+
+shell: ## A shell in a container
+	@$(PYTHON) scripts/run_container.py --image $(IMAGE) --name eyrie-shell $(RUN_ARGS) --shell
+
+stop: ## End the running build gently, here and in the container
+	@! $(DOCKER) container inspect eyrie >/dev/null 2>&1 || $(DOCKER) stop eyrie
+	@test ! -x $(BIN)/python || python scripts/stop_build.py
 
 unlock: $(BIN)/.ready ## Clear the lock that a killed build left, if nothing holds it
 	@python scripts/unlock.py

@@ -10,6 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 
+from eyrie.build_lock import hold_while_building
 from eyrie.code_inputs import code_files
 from eyrie.config import CONFIG_FILES_VARIABLE, ConfigError, parse_config
 from eyrie.records import canonical_json, write_json
@@ -46,6 +47,8 @@ os.environ["PATH"] = os.pathsep.join(
 os.environ[CONFIG_FILES_VARIABLE] = os.pathsep.join(
     str(path) for path in workflow.configfiles
 )
+
+hold_while_building()
 
 try:
     CONFIG = parse_config(config)

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
+import shutil
 import sys
 from pathlib import Path
 
+from eyrie.build_lock import nobody_builds
+
 LOCKS = Path(".snakemake/locks")
+# Commands that are about builds and write none of their files.
+_ABOUT_BUILDS = {
+    b"unlock.py",
+    b"stop_build.py",
+    b"check_health.py",
+    b"enter_container.py",
+    b"run_container.py",
+}
 
 
 def main() -> None:
@@ -27,7 +37,13 @@ def main() -> None:
             f"A build is running in {Path.cwd()} (process {numbers}).\n"
             "Expected none. Wait for it, or stop it with Ctrl-C, and run again."
         )
-    subprocess.run([sys.executable, "-m", "snakemake", "--unlock", "--cores", "1"], check=True)
+    with nobody_builds() as alone:
+        if not alone:
+            sys.exit(
+                f"A build in a container, or on another host, holds {Path.cwd()}.\n"
+                "Expected none. Wait for it, or stop it (`make stop`), and run again."
+            )
+        shutil.rmtree(LOCKS)
 
 
 def running_builds(folder: Path) -> list[int]:
@@ -48,8 +64,8 @@ def running_builds(folder: Path) -> list[int]:
 
 def _builds(words: list[bytes]) -> bool:
     names = [os.path.basename(word) for word in words[:3]]
-    stage = any(word.startswith(b"scripts/") and not word.endswith(b"unlock.py") for word in words[:3])
-    return b"snakemake" in names or stage
+    stage = any(word.startswith(b"scripts/") for word in words[:3])
+    return b"snakemake" in names or (stage and not _ABOUT_BUILDS & set(names))
 
 
 if __name__ == "__main__":

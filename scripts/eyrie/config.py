@@ -120,8 +120,11 @@ class EngineSettings(Settings):
     """Servers that are running already, used side by side: http://host:port. They come before `command`;
     EYRIE_SERVER_URLS, which with_server.py sets, comes before both."""
     command: str | None = None
-    """The command that starts a server, as one line; {model}, {host} and {port} are filled in, and, for one
-    that leaves hidden states, {states}, the folder, and {layer_ids}, the layers."""
+    """The command that starts a server, as one line; {python}, {model}, {host} and {port} are filled in, and,
+    for one that leaves hidden states, {states}, the folder, and {layer_ids}, the layers."""
+    python: str = "python"
+    """The interpreter that {python} in `command` stands for: an engine pins other versions of what the build
+    uses, so it is seldom the build's own. In an engine's own image: /usr/bin/python3."""
     capture: Literal["in_process", "server", "answers"] = "in_process"
     """Who makes hidden states. in_process: the job itself, by transformers. server: the capture jobs ask the
     engine's servers, of kind vllm and on the same host, whose command has them leave states:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
@@ -12,6 +13,8 @@ from eyrie import __version__
 from eyrie.records import sha256_file
 
 SCHEMA_VERSION = 1
+IMAGE_VARIABLE = "EYRIE_IMAGE"
+"""Set by run_container.py: the digest of the image that a build runs in."""
 
 
 def manifest_header(
@@ -19,8 +22,10 @@ def manifest_header(
 ) -> dict[str, Any]:
     """The common head of a manifest: stage, recipe, digests of the parents, versions.
 
-    It holds no time, host or path outside the build, so equal inputs give equal bytes.
+    It holds no time, host or path outside the build, so equal inputs give equal bytes. Within a container it
+    names the image, which is no rule's parameter: another image makes nothing stale.
     """
+    image = os.environ.get(IMAGE_VARIABLE)
     return {
         "schema_version": SCHEMA_VERSION,
         "stage": stage,
@@ -31,4 +36,5 @@ def manifest_header(
             "python": platform.python_version(),
             **{package: version(package) for package in sorted(packages)},
         },
+        **({"image": image} if image else {}),
     }

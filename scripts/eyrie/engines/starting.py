@@ -29,7 +29,12 @@ def started(
     block. on_wait: see Server. Raises ServerError where it ends, or is not ready in time.
     """
     port = free_port()
-    values: dict[str, object] = {"model": target_path, "host": HOST, "port": port}
+    values: dict[str, object] = {
+        "python": settings.python,
+        "model": target_path,
+        "host": HOST,
+        "port": port,
+    }
     files: AbstractContextManager[object] = nullcontext()
     if settings.capture != "in_process":
         values |= command_values(states, target_path, arriving)
