@@ -29,6 +29,7 @@ AFTER = {
         "evaluate_drafter",
         "estimate_acceptance",
         "build_report",
+        "write_card",
     )
 }
 
@@ -177,7 +178,7 @@ EDITS = {
     ),
     "the evaluation": (
         replace(TINY, "prompts_per_dataset: 2", "prompts_per_dataset: 1"),
-        {("evaluate_drafter", ""), ("build_report", "")},
+        {("evaluate_drafter", ""), ("build_report", ""), ("write_card", "")},
     ),
 }
 
@@ -194,7 +195,12 @@ def test_a_layout_edit_that_changes_nothing_costs_no_answer(copied: Workspace) -
     append_comment("scripts/eyrie/layouts/sharegpt.py")(copied)
     said = copied.build()
     assert "answer_prompts" in said
-    assert copied.results() == before
+    # The ledger tells which code made the rows.
+    ledger = "prompts/openthoughts/ledger.json"
+    after = copied.results()
+    codes = [json.loads(results.pop(ledger)).pop("code") for results in (before, after)]
+    assert codes[0] != codes[1]
+    assert after == before
     assert copied.journal_lines() == answers
 
 
@@ -321,6 +327,6 @@ def test_a_licence_that_is_not_allowed_stops_before_anything_runs(copied: Worksp
 
 def test_the_full_build_is_planned_without_the_target_or_the_data(tmp_path: Path) -> None:
     jobs = Workspace.clone(tmp_path).plan(config="configs/kimi-k2.5.yaml")
-    assert len(jobs) == 1 + 10 * 4 + 1 + 5
+    assert len(jobs) == 1 + 10 * 4 + 1 + 6
     assert ("answer_prompts", "swe_agent") in jobs
     assert ("tokenize_conversations", "deepswe_kimi") in jobs

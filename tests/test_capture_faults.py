@@ -253,7 +253,7 @@ class Loaded:
 @pytest.mark.parametrize(("mask_shift", "refused"), [("aligned", False), ("shifted", True), ("legacy", True)])
 def test_training_refuses_an_empty_row_where_it_would_look_there(mask_shift: str, refused: bool) -> None:
     ids, mask = torch.tensor([*IDS, 3]), torch.tensor([False, *([True] * 9)])
-    row = Row("key", "row 1", "questions", "train", ids, mask, greedy=True, supervision="all")
+    row = Row("key", "row 1", "questions", "group 1", "train", ids, mask, greedy=True, supervision="all")
     aux = torch.ones(10, 4)
     aux[-1] = 0
     places = candidate_places(mask, mask_shift)

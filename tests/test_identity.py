@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyrie.config import DraftSettings, SamplingSettings
-from eyrie.engines.canary import Canary, _best_two
+from eyrie.engines.canary import Canary, best_two
 from eyrie.engines.identity import Expected, IdentityError, prove
 from eyrie.engines.questions import Questions
 from eyrie.engines.replies import AnswerRules, Dialect
@@ -224,4 +224,4 @@ def test_both_shapes_of_probabilities_are_read() -> None:
     vllm = {"choices": [{"logprobs": {"top_logprobs": [{"token_id:8": -0.25, "token_id:3": -2.0}]}}]}
     sglang = {"meta_info": {"output_top_logprobs": [[[-2.0, 3, None], [-0.25, 8, None]]]}}
     for kind, reply in (("vllm", vllm), ("sglang", sglang)):
-        assert list(_best_two(kind, reply)) == [[(-0.25, 8), (-2.0, 3)]]
+        assert list(best_two(kind, reply)) == [[(-0.25, 8), (-2.0, 3)]]

@@ -284,7 +284,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> TinyBuild:
     embedding = TargetWeights(build.folder / "target", target["files"]).embedding()
     drafter = drafter_of_build(3)
     drafter.embedding.copy_(embedding)
-    save_checkpoint(build.folder / "checkpoint", drafter, "a card", {})
+    save_checkpoint(build.folder / "checkpoint", drafter, {})
     return build
 
 
