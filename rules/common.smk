@@ -27,6 +27,7 @@ from eyrie.recipes import (
     requests_in_flight,
     selection_recipe,
     source_settings,
+    target_settings,
     tokenizing_recipe,
     training_aside,
     warm_start_files,
