@@ -101,6 +101,11 @@ onstart:
     write_json(Path(WORK) / "config.json", CONFIG.model_dump(mode="json"))
 
 
+def verbatim(text):
+    """A parameter that is taken as it is: Snakemake takes {words} in a plain one for wildcards."""
+    return lambda wildcards: text
+
+
 def conversation_rows(dataset):
     """The rows that a dataset's raw files are read into."""
     native = CONFIG.datasets[dataset].kind == "native"

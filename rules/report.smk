@@ -5,7 +5,7 @@ Outputs: work/{target}/report.html, a single file that opens without a network.
 """
 
 # Wall times differ from run to run: a build that must repeat to the byte leaves them out.
-TIMES = f"--benchmarks {BENCHMARKS}" if CONFIG.evaluation.measure_speed else ""
+TIMES = option("--benchmarks", BENCHMARKS if CONFIG.evaluation.measure_speed else None)
 
 
 rule report:
@@ -30,7 +30,7 @@ rule build_report:
     benchmark:
         f"{BENCHMARKS}/build_report.tsv"
     params:
-        recipe=report_recipe(CONFIG),
+        recipe=verbatim(report_recipe(CONFIG)),
     shell:
         "python scripts/build_report.py --config {WORK:q}/config.json --ledgers {input.ledgers:q}"
         " --manifests {input.manifests:q} --vocabulary {input.vocabulary:q} --training {input.training:q}"

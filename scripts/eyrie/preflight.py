@@ -78,7 +78,7 @@ def check_gpus(asked: Asked) -> Iterator[Finding]:
             "gpus",
             "fault",
             f"{len(gpus)} of the {wanted} that the configuration wants",
-            "free or add GPUs (CUDA_VISIBLE_DEVICES, --gpus all), or lower the command's tensor-parallel-size "
+            "free or add GPUs (CUDA_VISIBLE_DEVICES, --gpus all), or lower tensor-parallel-size "
             "and training.processes",
         )
     busy = [gpu for gpu in gpus if gpu[2].isdigit() and int(gpu[2]) > _BUSY_MIB]
