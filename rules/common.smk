@@ -32,6 +32,7 @@ from eyrie.recipes import (
     training_aside,
     warm_start_files,
 )
+from eyrie.safe_values import secrets_in
 from eyrie.serving import server_urls
 
 # Jobs run the interpreter that runs Snakemake, whether or not its environment was activated.
@@ -47,6 +48,11 @@ try:
     CONFIG = parse_config(config)
 except ConfigError as error:
     raise WorkflowError(f"The configuration has mistakes:\n{error}") from None
+
+for secret in secrets_in(CONFIG.engine.command or "none"):
+    logger.warning(
+        f"engine.command: {secret}. It stands in logs, manifests and `ps`: export secrets instead"
+    )
 
 DATASETS = sorted(CONFIG.datasets)
 PROMPT_DATASETS = [name for name in DATASETS if CONFIG.datasets[name].kind == "prompts"]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,23 @@ def test_the_kimi_build_is_planned_before_anything_is_there(root: Path) -> None:
     lines = "\n".join(told(plan))
     assert "~83,288,000 tokens; no rate was measured here yet" in lines
     assert "DOES NOT FIT" in lines
+
+
+@pytest.mark.build
+def test_the_command_plans_the_kimi_build_on_its_profile(root: Path) -> None:
+    """Jobs and reasons as Snakemake has them, then the figures; the profile is read."""
+    words = ["--profile", "profiles/gpu-host", "--configfile", "configs/kimi-k2.5.yaml"]
+    done = subprocess.run(
+        [sys.executable, "scripts/plan_build.py", "--", *words],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "output files have to be generated" in said and "capture_states               10" in said
+    assert re.search(r"in all +88,088 +0 +83,288 ", said)
 
 
 def test_what_is_done_is_counted_and_not_planned_again(tiny: Config) -> None:

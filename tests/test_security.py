@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import chat_targets
+from audit_packages import judged
 from eyrie.chat import Chat
 from eyrie.config import ConfigError, SourceSettings, TargetSettings, parse_config
 from eyrie.hub import copy_from_repository
@@ -206,3 +207,11 @@ def test_a_command_that_has_no_words_is_refused(root: Path) -> None:
     for command in ("serve --port {port} 'half", "  "):
         with pytest.raises(ConfigError, match="expected the words of a command"):
             parse_config(tiny_config(root, engine={"kind": "vllm", "command": command}))
+
+
+def test_a_package_that_nobody_could_look_up_is_not_called_safe() -> None:
+    good, skipped = {"name": "a", "version": "1", "vulns": []}, {"name": "b", "skip_reason": "not found"}
+    bad = {"name": "c", "version": "1", "vulns": [{"id": "CVE-1", "fix_versions": ["2"]}]}
+    assert judged([good]) == (0, "1 packages, no known vulnerability")
+    assert judged([good, skipped])[0] == 2 and "NOT CHECKED: 1 of 2" in judged([good, skipped])[1]
+    assert judged([bad, skipped])[0] == 1 and "c 1: CVE-1" in judged([bad, skipped])[1]
