@@ -10,6 +10,10 @@ TINY := models/tiny
 VLLM := .venv-vllm
 # speculators, whose trainer the tests compare ours with, does so too.
 ORACLE := .venv-oracle
+# Scans the other environments' pins, and needs none of them.
+AUDIT := .venv-audit
+# More for scripts/plan_build.py: make plan PLAN="--rate 2500"
+PLAN ?=
 # Tests run two at a time; `make test WORKERS=` runs them one after the other.
 WORKERS ?= --numprocesses 2 --dist loadfile
 # More for Snakemake: make ARGS="--cores 1 openthoughts"
@@ -35,15 +39,21 @@ export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
-.PHONY: build test test-fast lint catalogue real vllm vllm-env serve-check oracle-env browser-env plan unlock gc schema clean help
+.PHONY: build test test-fast lint catalogue real vllm vllm-env serve-check oracle-env browser-env plan preflight audit unlock gc schema clean help
 .PHONY: wheels image run shell stop test-container
 
 build: $(BIN)/.ready $(TARGET)/SOURCE.json ## Build everything of config.yaml: drafter, evaluation, report
 	@python scripts/unlock.py
 	snakemake $(ARGS)
 
-plan: $(BIN)/.ready ## Say what `make` would do
-	snakemake --dry-run --quiet rules $(ARGS)
+plan: $(BIN)/.ready ## Say what `make` would do and why, and what it takes: requests, tokens, hours, bytes
+	@python scripts/plan_build.py $(PLAN) -- $(ARGS)
+
+preflight: $(BIN)/.ready ## Check what a build needs of this machine, each with the mend: GPUs, disk, model, data, limits
+	@python scripts/preflight.py -- $(ARGS)
+
+audit: $(AUDIT)/.ready ## Look the pinned packages up in a database of known vulnerabilities
+	@$(AUDIT)/bin/python scripts/audit_packages.py
 
 test: $(BIN)/.ready-dev $(TARGET)/SOURCE.json ## Run all tests
 	pytest $(WORKERS) -m "not container"
@@ -141,6 +151,11 @@ $(BIN)/.ready-dev: envs/dev.txt $(BIN)/.ready
 $(VLLM)/.ready: envs/vllm.txt
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r envs/vllm.txt
+	@touch $@
+
+$(AUDIT)/.ready: envs/audit.txt
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check -r envs/audit.txt
 	@touch $@
 
 # torch first and alone here, too; the rest is pinned as a whole: see envs/oracle.txt.

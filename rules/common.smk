@@ -33,10 +33,12 @@ from eyrie.recipes import (
     selection_recipe,
     share_recipe,
     source_settings,
+    target_settings,
     tokenizing_recipe,
     training_aside,
     warm_start_files,
 )
+from eyrie.safe_values import secrets_in
 from eyrie.serving import server_urls
 
 # Jobs run the interpreter that runs Snakemake, whether or not its environment was activated.
@@ -54,6 +56,11 @@ try:
     CONFIG = parse_config(config)
 except ConfigError as error:
     raise WorkflowError(f"The configuration has mistakes:\n{error}") from None
+
+for secret in secrets_in(CONFIG.engine.command or "none"):
+    logger.warning(
+        f"engine.command: {secret}. It stands in logs, manifests and `ps`: export secrets instead"
+    )
 
 DATASETS = sorted(CONFIG.datasets)
 PROMPT_DATASETS = [name for name in DATASETS if CONFIG.datasets[name].kind == "prompts"]
@@ -110,6 +117,11 @@ def priority_of(wildcards):
 
 onstart:
     write_json(Path(WORK) / "config.json", CONFIG.model_dump(mode="json"))
+
+
+def verbatim(text):
+    """A parameter that is taken as it is: Snakemake takes {words} in a plain one for wildcards."""
+    return lambda wildcards: text
 
 
 def conversation_rows(dataset):

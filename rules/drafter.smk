@@ -155,7 +155,7 @@ rule write_card:
     log:
         f"{LOGS}/write_card.log",
     params:
-        recipe=card_recipe(CONFIG),
+        recipe=verbatim(card_recipe(CONFIG)),
     shell:
         "python scripts/write_card.py --checkpoint {CHECKPOINT_FOLDER:q} --target {input.target:q}"
         " --target-path {TARGET_PATH:q} --evaluation {input.evaluation:q} --ledgers {input.ledgers:q}"

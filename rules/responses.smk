@@ -23,7 +23,7 @@ rule identify_target:
     benchmark:
         f"{BENCHMARKS}/identify_target.tsv"
     params:
-        settings=CONFIG.target.model_dump_json(),
+        settings=verbatim(target_settings(CONFIG.target)),
     shell:
         "python scripts/identify_target.py --settings {params.settings:q} --out {output.target:q} --log {log:q}"
 

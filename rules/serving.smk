@@ -7,11 +7,6 @@ No part of `all`: it takes vLLM's environment (`make serve-check` sets it up) an
 """
 
 
-def serving_settings(wildcards):
-    """As a function, since the names in braces of its commands are no wildcards."""
-    return CONFIG.serving.model_dump_json()
-
-
 rule serving:
     input:
         SERVING,
@@ -36,7 +31,7 @@ rule serve_check:
     resources:
         gpu=1,
     params:
-        settings=serving_settings,
+        settings=verbatim(CONFIG.serving.model_dump_json()),
         version=SERVING_VERSION,
     shell:
         "python scripts/serve_check.py --checkpoint {CHECKPOINT_FOLDER:q} --tokenized {input.rows:q}"

@@ -48,7 +48,7 @@ from eyrie.recipes import answers_recipe
 from eyrie.records import Ledger, content_key, read_json, write_json, write_jsonl
 from eyrie.states import states_recipe
 from eyrie.stopping import Stopped, StopRequest, end_with_snakemake
-from eyrie.tokenized import TokenCounts, read_chats, read_target, sample_row
+from eyrie.tokenized import TokenCounts, open_target, read_chats, sample_row
 from eyrie.turns import Dialogue
 
 if TYPE_CHECKING:
@@ -315,8 +315,7 @@ def main() -> None:
     log = start_log("answer_prompts", arguments.log)
     start = time.monotonic()
     recipe = parse_settings(AnsweringRecipe, arguments.recipe)
-    chat = Chat(arguments.target_path)
-    target = read_target(arguments.target, chat)
+    target, chat = open_target(arguments.target, arguments.target_path)
 
     ledger = Ledger()
     longest = target["max_position_embeddings"] - recipe.sampling.max_new_tokens

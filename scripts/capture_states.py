@@ -106,8 +106,10 @@ def _wanted(
     from eyrie.chat import Chat  # noqa: PLC0415 - see above
     from eyrie.engines.canary import CANARY_MESSAGES  # noqa: PLC0415
     from eyrie.engines.opening import Wanted  # noqa: PLC0415
+    from eyrie.remote_code import trusted_code  # noqa: PLC0415
 
     in_flight = json.loads(arguments.in_flight)[arguments.dataset] if arguments.in_flight else _IN_FLIGHT
+    chat = Chat(arguments.target_path, trusted_code(target, arguments.target_path))
     return Wanted(
         target=target,
         path=arguments.target_path,
@@ -115,7 +117,7 @@ def _wanted(
         states=recipe.hidden_states,
         sampling=SamplingSettings(max_new_tokens=1, max_in_flight=in_flight),
         context=longest + 1,
-        canary_prompt=Chat(arguments.target_path).prompt_ids(CANARY_MESSAGES),
+        canary_prompt=chat.prompt_ids(CANARY_MESSAGES),
         canaries=states.folder / "canaries",
         server_log=(arguments.log or arguments.out).with_suffix(".server.log"),
         arriving=arguments.store / "arriving" / arguments.dataset,

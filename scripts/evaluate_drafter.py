@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
+from eyrie.chat.encoders import load_encoder
 from eyrie.config import EvaluationSettings, parse_settings
 from eyrie.console import Progress, run_command, start_log
 from eyrie.decoding import DraftedOutput
@@ -31,7 +31,8 @@ from eyrie.held_out import HeldOutPrompt, choose_prompts, read_held_out, round_r
 from eyrie.measuring import Decoded, decode_prompts, differences, load_pair, measure_costs
 from eyrie.paying import in_words, pays_figures
 from eyrie.provenance import manifest_header
-from eyrie.records import write_json
+from eyrie.records import read_json, write_json
+from eyrie.remote_code import trusted_code
 
 _WARM_UP_TOKENS = 8
 _SAMPLES = 10
@@ -71,7 +72,7 @@ def main() -> None:
         "pays": pays_figures(rates, costs, settings.costs),
         "bfloat16": _in_bfloat16(args, settings, prompts[: settings.bfloat16_prompts], lengths),
         "without_prompt": held_out.without_prompt,
-        "samples": list(_samples(args.target_path, decoded, lengths[0])),
+        "samples": list(_samples(args, decoded, lengths[0])),
     }
     figures["warnings"] = warnings(figures)
     parents = [args.checkpoint / "model.safetensors", args.checkpoint / "config.json", args.target]
@@ -121,9 +122,10 @@ def _in_bfloat16(
     return equality_figures(decoded, differences(target, decoded))
 
 
-def _samples(target_path: Path, decoded: Sequence[Decoded], length: int) -> Iterator[dict[str, Any]]:
+def _samples(args: argparse.Namespace, decoded: Sequence[Decoded], length: int) -> Iterator[dict[str, Any]]:
     """Decoded examples for a reader, one of each dataset, with where each token came from."""
-    tokenizer = AutoTokenizer.from_pretrained(target_path)
+    trusted = trusted_code(read_json(args.target), args.target_path)
+    tokenizer = load_encoder(args.target_path, trusted).tokenizer
     datasets = {one.prompt.dataset: one for one in reversed(decoded)}
     for name in sorted(datasets)[:_SAMPLES]:
         prompt, output = datasets[name].prompt, datasets[name].drafted[length]

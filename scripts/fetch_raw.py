@@ -74,7 +74,7 @@ def main() -> None:
         {
             "dataset": arguments.dataset,
             "files": described,
-            "settings": settings.model_dump(mode="json", exclude={"expected_rows"}),
+            "settings": settings.model_dump(mode="json", exclude={"expected_rows", "max_expansion"}),
         },
     )
     size = sum(file.stat().st_size for file in files)

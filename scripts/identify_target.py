@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eyrie.chat import Chat
-from eyrie.config import ConfigError, TargetSettings, parse_settings
+from eyrie.config import ConfigError, ShapeSettings, TargetSettings, parse_settings
 from eyrie.console import run_command, start_log
 from eyrie.records import content_key, sha256_file, write_json
 from eyrie.states import default_layer_ids
@@ -62,13 +62,14 @@ def describe_target(settings: TargetSettings) -> dict[str, Any]:
     """What target.json holds. Raises ConfigError where a part of the target is missing."""
     files = digest_files(settings.path)
     config = read_text_config(settings.path)
+    check_shape(settings, config)
     return {
         "name": settings.name,
         "hub_id": settings.hub_id,
         "hub_revision": settings.revision,
         "revision": content_key("target", files),
         "files": files,
-        "template_sha256": Chat(settings.path).template_sha256,
+        "template_sha256": Chat(settings.path, settings.trust_remote_code).template_sha256,
         "architecture": (config.architectures or [config.model_type])[0],
         "hidden_size": config.hidden_size,
         "layers": config.num_hidden_layers,
@@ -76,7 +77,23 @@ def describe_target(settings: TargetSettings) -> dict[str, Any]:
         "max_position_embeddings": config.max_position_embeddings,
         "eos_ids": read_eos_ids(settings.path),
         "layer_ids_default": _default_layer_ids(config.num_hidden_layers),
+        # Left out where it is false, as it was before there was such a key.
+        **({"trust_remote_code": True} if settings.trust_remote_code else {}),
     }
+
+
+def check_shape(settings: TargetSettings, config: Any) -> None:
+    """Refuse a folder of another shape than the configuration says. Raises ConfigError."""
+    if settings.shape is None:
+        return
+    seen = ShapeSettings(
+        hidden_size=config.hidden_size, layers=config.num_hidden_layers, vocab_size=config.vocab_size
+    )
+    if seen != settings.shape:
+        raise ConfigError(
+            f"target.shape: {settings.path} holds a model of {seen}\n  expected: {settings.shape}\n"
+            "  change: target.path to the folder of that model, or target.shape"
+        )
 
 
 def _default_layer_ids(layers: int) -> list[int] | None:

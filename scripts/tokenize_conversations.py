@@ -25,7 +25,7 @@ from eyrie.console import run_command, start_log
 from eyrie.gates import check_samples
 from eyrie.provenance import manifest_header
 from eyrie.records import Ledger, write_json, write_jsonl
-from eyrie.tokenized import count_tokens, read_chats, read_target, sample_row
+from eyrie.tokenized import count_tokens, open_target, read_chats, sample_row
 
 
 class TokenizingRecipe(Settings):
@@ -136,8 +136,7 @@ def main() -> None:
     log = start_log("tokenize_conversations", arguments.log)
     start = time.monotonic()
     recipe = parse_settings(TokenizingRecipe, arguments.recipe)
-    chat = Chat(arguments.target_path)
-    target = read_target(arguments.target, chat)
+    target, chat = open_target(arguments.target, arguments.target_path)
     own = check_native_model(arguments.dataset, recipe, target, log)
 
     ledger, turns = Ledger(), Ledger()

@@ -46,7 +46,10 @@ def server_of(config: Config) -> Iterator[Server]:
     # Where the server leaves hidden states until the jobs take them.
     arriving = config.work / "store" / "arriving" / "shared"
     log = config.work / "logs" / "server.log"
-    with started(engine, engine.command, config.target.path, config.hidden_states, arriving, log) as server:
+    target = config.target
+    with started(
+        engine, engine.command, target.path, config.hidden_states, arriving, log, target.trust_remote_code
+    ) as server:
         yield server
 
 

@@ -131,7 +131,7 @@ def test_a_model_that_opens_its_own_thinking_is_trained_to(tmp_path: Path) -> No
         "{{ '<think></think>' if thinking is defined and not thinking else '<think>' }}", ""
     )
     (tmp_path / "chat_template.jinja").write_text(own)
-    chat = Chat(tmp_path)
+    chat = Chat(tmp_path, trusted=True)
     [row] = chat.rows([ask("q"), answer("A", reasoning_content="R")])
     said = [n for n, one in zip(row.ids, row.loss_mask, strict=True) if one]
     assert said == [THINK, *plain(chat, "R"), THINK_END, *plain(chat, "A"), END]
@@ -148,7 +148,7 @@ def test_a_model_that_does_not_think_has_no_reasoning(tmp_path: Path) -> None:
     lines = [line for line in template.split("\n") if not line.startswith("<think>")]
     own = "\n".join(lines).split("<|im_assistant|>assistant<|im_middle|>{{")[0]
     (tmp_path / "chat_template.jinja").write_text(own + "<|im_assistant|>assistant<|im_middle|>{%- endif -%}")
-    chat = Chat(tmp_path)
+    chat = Chat(tmp_path, trusted=True)
     [row] = chat.rows([ask("q"), answer("A"), ask("q"), answer("A")])
     assert sum(row.loss_mask) == 2 * len([*plain(chat, "A"), END])
     with pytest.raises(ChatError) as caught:
@@ -160,7 +160,7 @@ def test_another_kimis_ids_are_refused(tmp_path: Path) -> None:
     """Kimi K3 has the ids of K2.5's turn markers for other tokens."""
     chat_targets.write_kimi(tmp_path, **{"<|im_end|>": 163589, "<|end_of_msg|>": 163586})
     with pytest.raises(ConfigError, match=r"<\|im_end\|> 163589 \(expected 163586\)"):
-        Chat(tmp_path)
+        Chat(tmp_path, trusted=True)
 
 
 def test_another_slow_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -169,5 +169,6 @@ def test_another_slow_tokenizer_is_refused(tmp_path: Path) -> None:
     settings["tokenizer_class"] = "OtherTokenizer"
     settings["auto_map"]["AutoTokenizer"] = ["tokenization_kimi.OtherTokenizer", None]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(ConfigError, match="tokenizer"):
-        Chat(tmp_path)
+    for trusted in (False, True):
+        with pytest.raises(ConfigError, match="tokenizer"):
+            Chat(tmp_path, trusted)

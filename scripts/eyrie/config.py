@@ -25,6 +25,7 @@ from eyrie.dataset_settings import (
     NearDuplicateSettings,
     SourceSettings,
 )
+from eyrie.safe_values import FolderPath, unprintable, words_of
 from eyrie.settings import (
     CONFIG_FILES_VARIABLE,
     ConfigError,
@@ -58,6 +59,7 @@ __all__ = [
     "ScalingSettings",
     "ServingSettings",
     "Settings",
+    "ShapeSettings",
     "SourceSettings",
     "SplitSettings",
     "StepCosts",
@@ -75,6 +77,22 @@ NAMED_TARGETS = frozenset(
 
 
 GroupShare = Annotated[str, Field(pattern=r"^[1-9][0-9]*/[1-9][0-9]*$")]
+# Folders of work/ that no target may be called by: its own folder lies beside them.
+RESERVED_FOLDERS = frozenset({"raw", "prompts", "store", "logs", "benchmarks"})
+
+
+class ShapeSettings(Settings):
+    """A target's shape, for who plans before the target is there."""
+
+    hidden_size: Positive
+    """Width of its hidden states."""
+    layers: Positive
+    """Number of its layers."""
+    vocab_size: Positive
+    """Tokens of its vocabulary."""
+
+    def __str__(self) -> str:
+        return f"{self.layers} layers of {self.hidden_size:,}, {self.vocab_size:,} tokens"
 
 
 class TargetSettings(Settings):
@@ -82,14 +100,33 @@ class TargetSettings(Settings):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     """Names the folder of everything that depends on the target: work/NAME/."""
-    path: Path
-    """The folder with the target's weights, configuration and tokenizer."""
+    path: FolderPath
+    """The folder with the target's weights, configuration and tokenizer. Weights are read from safetensors
+    alone."""
     hub_id: str | None = None
     """Where the model comes from on the Hugging Face hub; a note for people and manifests."""
     revision: str | None = None
     """The hub's commit of `hub_id`; a note, too: what counts is the digest of the files in `path`."""
+    trust_remote_code: bool = False
+    """Run the Python that lies in `path` where the tokenizer needs it, as Kimi's does, and let the server do
+    so by {trust_remote_code} in engine.command. It runs with all rights of the build: read it first. Needs
+    `revision`, the whole commit that it comes from; the files are then held to their digests."""
+    shape: ShapeSettings | None = None
+    """What the target's config.json must tell of it; a plan counts bytes by it before the files are there.
+    null: not asked."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """The numbers that the in-process engine computes with."""
+
+    @model_validator(mode="after")
+    def _is_a_target_that_may_be(self) -> Self:
+        if self.name in RESERVED_FOLDERS:
+            raise ValueError(f"name: saw {self.name!r}, which is a folder of `work` already; choose another")
+        if self.trust_remote_code and not re.fullmatch(r"[0-9a-f]{40}", self.revision or ""):
+            raise ValueError(
+                "trust_remote_code: true needs revision, the 40 hex digits of the commit that the code was "
+                f"read at; saw {self.revision!r}"
+            )
+        return self
 
 
 class DraftSettings(Settings):
@@ -116,12 +153,14 @@ class EngineSettings(Settings):
     batch_independent: bool = False
     """in_process: compute every sequence alone, so that no answer depends on its neighbours' rounding. For
     tests."""
-    urls: list[Annotated[str, Field(pattern=r"^https?://[^/]+$")]] = Field(default=[])
+    urls: list[Annotated[str, Field(pattern=r"^https?://[^/@\s]+$")]] = Field(default=[])
     """Servers that are running already, used side by side: http://host:port. They come before `command`;
     EYRIE_SERVER_URLS, which with_server.py sets, comes before both."""
     command: str | None = None
-    """The command that starts a server, as one line; {python}, {model}, {host} and {port} are filled in, and,
-    for one that leaves hidden states, {states}, the folder, and {layer_ids}, the layers."""
+    """The command that starts a server, as one line, which no shell reads; {python}, {model}, {host} and
+    {port} are filled in, {trust_remote_code}, which is --trust-remote-code where the target's code is trusted and
+    else nothing, and, for one that leaves hidden states, {states}, the folder, and {layer_ids}, the layers.
+    It stands in logs and manifests: secrets belong into the environment, which the server gets."""
     python: str = "python"
     """The interpreter that {python} in `command` stands for: an engine pins other versions of what the build
     uses, so it is seldom the build's own. In an engine's own image: /usr/bin/python3."""
@@ -153,6 +192,8 @@ class EngineSettings(Settings):
 
     @model_validator(mode="after")
     def _has_a_server(self) -> Self:
+        if self.command is not None:
+            words_of(self.command)
         if self.kind != "in_process" and "{port}" not in (self.command or "{port}"):
             raise ValueError(f"command: saw no {{port}} in {self.command!r}; the job chooses a free one")
         if self.capture != "in_process" and self.kind != "vllm":
@@ -236,7 +277,7 @@ class DrafterSettings(Settings):
 
     draft_vocab_size: Positive = 32000
     """How many of the target's tokens the drafter can propose; the most frequent supervised ones."""
-    vocabulary: Path | None = None
+    vocabulary: FolderPath | None = None
     """A vocabulary.json or a checkpoint's folder whose tokens are taken as they are, in place of the most
     frequent ones: what a warm start needs. null: chosen from the training rows."""
     min_coverage: Share | None = 0.8
@@ -318,7 +359,7 @@ class TrainingSettings(Settings):
     acceptance length. Both are in the store, so another choice trains nothing again."""
     early_stop: Positive | None = None
     """Epochs without a longer acceptance length after which training ends; null: all epochs are trained."""
-    warm_start: Path | None = None
+    warm_start: FolderPath | None = None
     """The folder of a checkpoint with the same shape, layers and draft vocabulary, whose weights training
     starts from; `initialise` then counts for nothing. null: no such start."""
     tensorboard: bool = False
@@ -448,7 +489,7 @@ class ServingSettings(Settings):
 class Config(Settings):
     """A whole build."""
 
-    work: Path = Path("work")
+    work: FolderPath = Path("work")
     """Folder of all results."""
     target: TargetSettings
     engine: EngineSettings = EngineSettings()
@@ -483,6 +524,17 @@ class Config(Settings):
                     f"datasets.{name}.partition: saw {dataset.partition!r}, expected one of "
                     f"{', '.join(sorted(self.partitions))}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _code_is_trusted_in_one_place(self) -> Self:
+        words = [] if self.engine.command is None else words_of(self.engine.command)
+        if "--trust-remote-code" in words and not self.target.trust_remote_code:
+            raise ValueError(
+                f"{config_line(['engine', 'command'])}: saw --trust-remote-code with "
+                "target.trust_remote_code: false; write {trust_remote_code} in its place, so that one key "
+                "says whether code may run"
+            )
         return self
 
     @model_validator(mode="after")
@@ -521,6 +573,12 @@ class Config(Settings):
 
 def parse_config(data: Mapping[str, Any]) -> Config:
     """The configuration from its data. Raises ConfigError, one line a mistake."""
+    mistakes = [
+        f"{config_line(path)}: saw {text!r}; expected text without control characters"
+        for path, text in unprintable(data)
+    ]
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
     return parse(Config, data)
 
 

@@ -9,6 +9,9 @@ from pydantic import Field, GetJsonSchemaHandler, model_validator
 
 from eyrie.settings import Positive, Settings, Share
 
+# How many times as large as itself a compressed file may become.
+MAX_EXPANSION = 200
+
 
 class GateSettings(Settings):
     """Conditions that stop a dataset, since what follows would be built on sand."""
@@ -90,6 +93,9 @@ class SourceSettings(Settings):
     format: Literal["jsonl", "json", "parquet", "csv", "text"]
     """jsonl: one object a line; json: one array; parquet; csv: with a header line; text: one conversation a
     file. All but parquet may be compressed: a name that ends in .gz or .zst is read so."""
+    max_expansion: Positive = MAX_EXPANSION
+    """How many times as large as itself a compressed file may become, beyond 64 MB; what exceeds that is made
+    to fill memory or a disk. Parquet is judged by what it declares. Changes no result."""
     expected_rows: CountRange | None = None
     """How many rows the files hold: a number, or {min, max}. Another release or a cut download differs."""
 

@@ -45,7 +45,7 @@ def copy_from_repository(settings: SourceSettings, folder: Path, where: str) -> 
         raise ConfigError(f"{where}: {root}: {error}") from error
     copies = []
     for name in names:
-        target = folder / "repository" / name
+        target = _inside(folder / "repository", name, where)
         if settings.columns is None:
             copies.append(copy_file(root / name, target))
         else:
@@ -87,13 +87,24 @@ def _stream_columns(settings: SourceSettings, columns: list[str], target: Path, 
     """Fetch the columns alone, by reading those parts of the remote files."""
     copies = []
     for name in _listed(settings, target, where):
-        copy = target / name
+        copy = _inside(target, name, where)
         if not has_columns(copy, columns):
             address = f"datasets/{settings.hub_id}@{settings.revision}/{name}"
             with huggingface_hub.HfFileSystem().open(address, "rb") as file:
                 copy_columns(f"{settings.hub_id}/{name}", file, columns, copy)
         copies.append(copy)
     return copies
+
+
+def _inside(folder: Path, name: str, where: str) -> Path:
+    """Where a repository's file is copied to; its description may name files anywhere. Raises ConfigError."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ConfigError(
+            f"{where}: the repository names {name!r} as one of its files, which lies outside of it\n"
+            "  expected: files of the repository\n"
+            "  change: hub_id or revision; such a description is made to do harm"
+        )
+    return folder / name
 
 
 def _listed(settings: SourceSettings, target: Path, where: str) -> list[str]:

@@ -108,7 +108,8 @@ class Prompts:
 
     def _rejects(self, selection: Selection) -> Iterator[dict[str, Any]]:
         """Reads all rows; those not selected come out, each with its reason."""
-        for group in row_groups(self._files, self._settings.source.format, self._columns()):
+        source = self._settings.source
+        for group in row_groups(self._files, source.format, self._columns(), source.max_expansion):
             for judged in [self._judged(position, raw) for position, raw in group]:
                 self._read += 1
                 if self._read % _ROWS_BETWEEN_LINES == 0:

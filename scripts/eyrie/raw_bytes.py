@@ -8,15 +8,18 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import pyarrow as pa
 
+from eyrie.dataset_settings import MAX_EXPANSION
 from eyrie.records import RecordError
 
 BOM = b"\xef\xbb\xbf"
 PARQUET_MAGIC = b"PAR1"
 _BUFFER = 1 << 18
+# A compressed file that becomes no larger than this is never refused for it.
+_HARMLESS = 64 << 20
 _MAGIC = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
 _NOT_DATA = {
     b"version https://git-lfs": "a Git-LFS pointer, not the data; run `git lfs pull` where it was cloned, "
@@ -31,21 +34,58 @@ _NOT_DATA = {
 }
 
 
+def check_expansion(path: Path, size: int, max_expansion: int) -> None:
+    """Refuse a file whose `size` unpacked bytes are far more than it could hold in earnest.
+
+    Raises RecordError.
+    """
+    packed = path.stat().st_size
+    if size > max(_HARMLESS, max_expansion * packed):
+        raise RecordError(
+            f"{path}: {packed:,} bytes unpack to {size:,} or more, over {max_expansion} times as many\n"
+            "  expected: text, which packs to a tenth, or to a fiftieth where it repeats itself; what is "
+            "made to fill memory or a disk looks so\n"
+            "  change: unpack it and look at it; if it is right, raise source.max_expansion"
+        )
+
+
+class _Bounded(io.RawIOBase):
+    """Unpacked bytes, counted while they are read. Raises RecordError once there are too many."""
+
+    def __init__(self, stream: Any, path: Path, max_expansion: int) -> None:
+        self._stream = stream
+        self._path = path
+        self._max_expansion = max_expansion
+        self._size = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        self._size += len(data)
+        check_expansion(self._path, self._size, self._max_expansion)
+        return len(data)
+
+
 @contextmanager
-def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+def open_bytes(path: Path, max_expansion: int = MAX_EXPANSION) -> Iterator[IO[bytes]]:
     """The file's bytes, decompressed where its name ends in .gz or .zst.
 
-    Raises RecordError where the file cannot be read, or the compressed data is damaged or cut off.
+    max_expansion: how many times as large as itself a file may become. Raises RecordError where one becomes
+    larger, cannot be read, or where the compressed data is damaged or cut off.
     """
     try:
         with path.open("rb", _BUFFER) as file:
             if path.suffix == ".gz":
-                yield cast("IO[bytes]", io.BufferedReader(gzip.GzipFile(fileobj=file), _BUFFER))
+                stream: Any = gzip.GzipFile(fileobj=file)
             elif path.suffix == ".zst":
                 stream = pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
-                yield cast("IO[bytes]", io.BufferedReader(stream, _BUFFER))
             else:
                 yield file
+                return
+            yield cast("IO[bytes]", io.BufferedReader(_Bounded(stream, path, max_expansion), _BUFFER))
     except (OSError, EOFError, zlib.error) as error:
         if path.suffix in _MAGIC and path.is_file():
             raise RecordError(

@@ -17,8 +17,15 @@ from typing import IO, Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from eyrie.dataset_settings import MAX_EXPANSION
 from eyrie.json_items import json_items
-from eyrie.raw_bytes import BOM, PARQUET_MAGIC, first_bytes, open_bytes
+from eyrie.raw_bytes import (
+    BOM,
+    PARQUET_MAGIC,
+    check_expansion,
+    first_bytes,
+    open_bytes,
+)
 from eyrie.records import JsonError, RecordError, parse_json_strictly
 
 Format = Literal["jsonl", "json", "csv", "parquet", "text"]
@@ -50,27 +57,34 @@ class RawError:
 
 
 def rows(
-    paths: Iterable[Path], file_format: Format, columns: Collection[str] | None = None
+    paths: Iterable[Path],
+    file_format: Format,
+    columns: Collection[str] | None = None,
+    max_expansion: int = MAX_EXPANSION,
 ) -> Iterator[Record]:
     """All records of the files.
 
-    columns: of parquet files, read these alone (those that are there); None reads all. A value that is no
+    columns: of parquet files, read these alone (those that are there); None reads all. max_expansion: see
+    open_bytes. A value that is no
     object is handed on as it is: which rows are usable is the layout's matter. Raises RecordError.
     """
-    for group in row_groups(paths, file_format, columns):
+    for group in row_groups(paths, file_format, columns, max_expansion):
         yield from group
 
 
 def row_groups(
-    paths: Iterable[Path], file_format: Format, columns: Collection[str] | None = None
+    paths: Iterable[Path],
+    file_format: Format,
+    columns: Collection[str] | None = None,
+    max_expansion: int = MAX_EXPANSION,
 ) -> Iterator[list[Record]]:
     """The same, some at a time: steps that take several rows each are faster than steps in turn."""
     for path in paths:
         check_file(path, file_format)
         if file_format == "parquet":
-            yield from _parquet_rows(path, columns)
+            yield from _parquet_rows(path, columns, max_expansion)
         else:
-            with open_bytes(path) as file:
+            with open_bytes(path, max_expansion) as file:
                 yield from _READERS[file_format](path, file)
 
 
@@ -249,8 +263,10 @@ def _open_parquet(path: Path) -> Any:
         raise RecordError(f"{path}: is a damaged parquet file ({error}); fetch it again") from error
 
 
-def _parquet_rows(path: Path, columns: Collection[str] | None) -> Iterator[list[Record]]:
+def _parquet_rows(path: Path, columns: Collection[str] | None, max_expansion: int) -> Iterator[list[Record]]:
     file = _open_parquet(path)
+    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+    check_expansion(path, sum(group.total_byte_size for group in groups), max_expansion)
     names = [name for name in file.schema_arrow.names if columns is None or name in columns]
     number = 0
     try:

@@ -20,6 +20,7 @@ from eyrie.config import (
     SamplingSettings,
     Settings,
     SourceSettings,
+    TargetSettings,
 )
 from eyrie.records import canonical_json
 
@@ -60,14 +61,20 @@ def benchmark_files(dataset: DatasetSettings) -> list[str]:
 
 def source_settings(source: SourceSettings) -> str:
     """What is fetched; how many rows are expected of it is asked when they are read."""
-    return canonical_json(_plain(source, leave_out={"expected_rows"}))
+    return canonical_json(_plain(source, leave_out={"expected_rows", "max_expansion"}))
+
+
+def target_settings(target: TargetSettings) -> str:
+    """What identifies the target; newer keys with their defaults are left out, as if they were not there."""
+    return target.model_dump_json(exclude=_usual(target))
 
 
 def prompts_settings(dataset: DatasetSettings) -> str:
     """A dataset's entry, less what only later stages ask for."""
     later = {"partition", "on_native_mismatch", "loss_on", "gates"}
     gates = _gates(dataset.gates, _GATES_OF_ROWS)
-    return canonical_json({**_plain(dataset, leave_out=later), "gates": gates})
+    settings = {**_plain(dataset, leave_out=later), "gates": gates}
+    return canonical_json({**settings, "source": _source(dataset.source)})
 
 
 def answering_recipe(config: Config, name: str) -> str:
@@ -241,6 +248,9 @@ def result_settings(config: Config) -> dict[str, Any]:
     """The configuration without what changes no result: engine, folder, how often training is saved."""
     settings = config.model_dump(mode="json", exclude={"engine", "work", "serving", "model_card"})
     settings["hidden_states"] = config.hidden_states.as_recipe()
+    settings["target"] = _plain(config.target, leave_out=_usual(config.target))
+    for name, dataset in config.datasets.items():
+        settings["datasets"][name]["source"] = _source(dataset.source)
     for key in _TRAINING_ASIDE:
         del settings["training"][key]
     for sampling in settings["partitions"].values():
@@ -280,6 +290,15 @@ def _existing(patterns: list[str]) -> list[str]:
 
 def _gates(gates: GateSettings, asked: set[str]) -> dict[str, object]:
     return gates.model_dump(mode="json", include=asked)
+
+
+def _usual(target: TargetSettings) -> set[str]:
+    return {key for key in ("trust_remote_code", "shape") if not getattr(target, key)}
+
+
+def _source(source: SourceSettings) -> dict[str, object]:
+    usual = source.max_expansion == SourceSettings.model_fields["max_expansion"].default
+    return _plain(source, leave_out={"max_expansion"} if usual else set())
 
 
 def _plain(settings: Settings, leave_out: set[str] | None = None) -> dict[str, object]:

@@ -66,10 +66,14 @@ def free_port() -> int:
 
 
 def fill_command(template: str, **values: object) -> list[str]:
-    """The words of a command with {name} replaced for the given names; other braces stay, as in JSON."""
+    """The words of a command with {name} replaced for the given names; other braces stay, as in JSON.
+
+    A word that is nothing but the name of an empty value is left out.
+    """
     words = shlex.split(template)
     for name, value in values.items():
-        words = [word.replace("{" + name + "}", str(value)) for word in words]
+        place = "{" + name + "}"
+        words = [word.replace(place, str(value)) for word in words if value != "" or word != place]
     return words
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from eyrie.config import ConfigError
 from eyrie.kv_cache import roomy_cache
+from eyrie.remote_code import named_code
 from eyrie.skinny import SKINNY_ROWS, use_skinny_products
 from eyrie.states import default_layer_ids
 
@@ -39,7 +41,25 @@ def text_config(config: Any) -> Any:
 
 def read_text_config(path: Path) -> Any:
     """The language model's configuration of a target folder, read without its weights."""
-    return text_config(AutoConfig.from_pretrained(path))
+    return text_config(_config_of(path))
+
+
+def _config_of(path: Path) -> Any:
+    """The whole configuration of a target folder, read by the library alone: code of the folder never runs.
+
+    Raises ConfigError where the library knows no class for it.
+    """
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except ValueError as error:
+        code = named_code(path).get("config.json")
+        if code is None:
+            raise
+        raise ConfigError(
+            f"target.path: {path}/config.json needs code of its own, {', '.join(code)}, which is never run\n"
+            f"  expected: a model_type that transformers {version('transformers')} knows\n"
+            "  change: a newer transformers that knows it (envs/), or another target"
+        ) from error
 
 
 def read_eos_ids(path: Path) -> list[int]:
@@ -47,7 +67,7 @@ def read_eos_ids(path: Path) -> list[int]:
     try:
         settings = GenerationConfig.from_pretrained(path)
     except OSError:  # no generation_config.json; transformers then derives it from the model's, as here
-        settings = GenerationConfig.from_model_config(AutoConfig.from_pretrained(path))
+        settings = GenerationConfig.from_model_config(_config_of(path))
     return _sorted_ids(settings.eos_token_id)
 
 
@@ -57,11 +77,11 @@ def _sorted_ids(eos: int | list[int] | None) -> list[int]:
 
 def _load_model(path: Path, dtype: str) -> Any:
     """The model of a folder; of one that also takes images, the whole, of which only the language is run."""
-    config = AutoConfig.from_pretrained(path)
+    config = _config_of(path)
     nested = text_config(config) is not config
     kind = AutoModelForImageTextToText if nested else AutoModelForCausalLM
     try:
-        return kind.from_pretrained(path, dtype=DTYPES[dtype])
+        return kind.from_pretrained(path, dtype=DTYPES[dtype], use_safetensors=True, trust_remote_code=False)
     except ValueError as error:
         # The library has no class for it, as for models that bring their own code along.
         raise ConfigError(

@@ -10,6 +10,7 @@ from typing import Any
 from eyrie.chat import Chat
 from eyrie.config import ConfigError, SplitSettings
 from eyrie.records import RecordError, read_json, read_jsonl
+from eyrie.remote_code import trusted_code
 from eyrie.split import share_of
 
 
@@ -27,15 +28,19 @@ def read_chats(path: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["id"])
 
 
-def read_target(path: Path, chat: Chat) -> dict[str, Any]:
-    """What target.json holds. Raises ConfigError where the target's folder has another template by now."""
+def open_target(path: Path, folder: Path) -> tuple[dict[str, Any], Chat]:
+    """What target.json holds, and the chats of the target's folder.
+
+    Raises ConfigError where the folder has another template by now, or code that is not the trusted one.
+    """
     target: dict[str, Any] = read_json(path)
+    chat = Chat(folder, trusted_code(target, folder))
     if target["template_sha256"] != chat.template_sha256:
         raise ConfigError(
             f"{path} tells of another chat template than the target's folder has; "
             "run scripts/identify_target.py again"
         )
-    return target
+    return target, chat
 
 
 def sample_row(

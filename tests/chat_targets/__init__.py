@@ -37,7 +37,7 @@ MORE_TEXT = "你好，世界。今天天气很好。 café 😀 tomorrow's\n\n\n
 @functools.cache
 def chat(name: str) -> Chat:
     """The chat of one target; made once for all tests of a run."""
-    return Chat(folder(name))
+    return Chat(folder(name), trusted=name == KIMI)
 
 
 @functools.cache

@@ -30,11 +30,12 @@ __all__ = ["Chat", "ChatError", "ChatRow", "LossOn", "Messages", "Reason", "Tool
 class Chat:
     """The chat format of one target: its template and its tokenizer, from the target's folder.
 
-    Raises ConfigError where the folder has no chat template, or a tokenizer that is not supported.
+    trusted: whether Python of that folder may run: see eyrie/remote_code.py. Raises ConfigError where the
+    folder has no chat template, or a tokenizer that is not supported.
     """
 
-    def __init__(self, path: Path) -> None:
-        encoder = load_encoder(path)
+    def __init__(self, path: Path, trusted: bool = False) -> None:
+        encoder = load_encoder(path, trusted)
         self.tokenizer = encoder.tokenizer
         self._rows = RowMaker(encoder, Template(encoder, path))
 

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from eyrie.chat import kimi
 from eyrie.config import ConfigError
+from eyrie.remote_code import check_tokenizer_code, refused
 
 # Texts encoded at once: what the tokenizer returns is many times as large as the ids.
 _BATCH = 64
@@ -113,13 +114,20 @@ def _alternatives(tokens: dict[str, tuple[bool, bool]]) -> str:
     return "|".join(parts)
 
 
-def load_encoder(path: Path) -> Encoder:
-    """The tokenizer in a target's folder. Raises ConfigError."""
+def load_encoder(path: Path, trusted: bool = False) -> Encoder:
+    """The tokenizer in a target's folder. Raises ConfigError.
+
+    trusted: whether Python of that folder may run, as Kimi's tokenizer needs.
+    """
     in_python = kimi.is_kimi(path)
+    if in_python and not trusted:
+        raise refused(path, "tokenizer_config.json")
+    check_tokenizer_code(path, trusted)
     try:
-        # Kimi's tokenizer is Python in the target's own folder, and so a part of what identifies the target.
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=in_python)
-    except (OSError, ValueError, ImportError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trusted)
+    except (OSError, ValueError, ImportError, AttributeError) as error:
+        if not trusted and "trust_remote_code" in str(error):
+            raise refused(path, "tokenizer_config.json") from error
         raise ConfigError(f"{path}: the target's tokenizer can't be loaded: {error}") from error
     if not tokenizer.chat_template:
         raise ConfigError(

@@ -22,6 +22,7 @@ from eyrie.engines.requesting import RequestingEngine
 from eyrie.engines.sglang import Sglang
 from eyrie.engines.starting import started
 from eyrie.engines.vllm import Vllm, served_model
+from eyrie.remote_code import trusted_code
 from eyrie.serving import server_urls
 from eyrie.states import served_layer_ids, wanted_layer_ids
 from eyrie.stopping import StopRequest, unless_stopped
@@ -184,6 +185,7 @@ def _servers(
         wanted.states,
         wanted.arriving,
         wanted.server_log,
+        trusted_code(wanted.target, wanted.path),
         leave_off_when_asked,
     ) as server:
         yield [server.url], settings.command, server.check

@@ -21,12 +21,14 @@ def started(
     states: HiddenStatesSettings,
     arriving: Path,
     log: Path,
+    trusted: bool,
     on_wait: Callable[[], None] | None = None,
 ) -> Iterator[Server]:
     """The server of `command`, on a free port and ready; it ends with the block.
 
     arriving: the folder where it leaves hidden states, if it is to leave any; emptied at both ends of the
-    block. on_wait: see Server. Raises ServerError where it ends, or is not ready in time.
+    block. trusted: whether it may run Python of the target's folder. on_wait: see Server. Raises ServerError
+    where it ends, or is not ready in time.
     """
     port = free_port()
     values: dict[str, object] = {
@@ -35,6 +37,7 @@ def started(
         "host": HOST,
         "port": port,
     }
+    values["trust_remote_code"] = "--trust-remote-code" if trusted else ""
     files: AbstractContextManager[object] = nullcontext()
     if settings.capture != "in_process":
         values |= command_values(states, target_path, arriving)
