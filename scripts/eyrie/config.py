@@ -158,9 +158,9 @@ class EngineSettings(Settings):
     EYRIE_SERVER_URLS, which with_server.py sets, comes before both."""
     command: str | None = None
     """The command that starts a server, as one line, which no shell reads; {python}, {model}, {host} and
-    {port} are filled in, {trust_remote_code}, which is --trust-remote-code where the target's code is trusted and
-    else nothing, and, for one that leaves hidden states, {states}, the folder, and {layer_ids}, the layers.
-    It stands in logs and manifests: secrets belong into the environment, which the server gets."""
+    {port} are filled in, {trust_remote_code}, which is --trust-remote-code where the target's code is trusted
+    and else nothing, and, for one that leaves hidden states, {states}, the folder, and {layer_ids}, the
+    layers. It stands in logs and manifests: secrets belong into the environment, which the server gets."""
     python: str = "python"
     """The interpreter that {python} in `command` stands for: an engine pins other versions of what the build
     uses, so it is seldom the build's own. In an engine's own image: /usr/bin/python3."""
