@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from eyrie.chat.encoders import load_encoder
+from eyrie.chat.encoders import load_tokenizer
 from eyrie.config import EvaluationSettings, parse_settings
 from eyrie.console import Progress, run_command, start_log
 from eyrie.decoding import DraftedOutput
@@ -125,7 +125,7 @@ def _in_bfloat16(
 def _samples(args: argparse.Namespace, decoded: Sequence[Decoded], length: int) -> Iterator[dict[str, Any]]:
     """Decoded examples for a reader, one of each dataset, with where each token came from."""
     trusted = trusted_code(read_json(args.target), args.target_path)
-    tokenizer = load_encoder(args.target_path, trusted).tokenizer
+    tokenizer = load_tokenizer(args.target_path, trusted)
     datasets = {one.prompt.dataset: one for one in reversed(decoded)}
     for name in sorted(datasets)[:_SAMPLES]:
         prompt, output = datasets[name].prompt, datasets[name].drafted[length]

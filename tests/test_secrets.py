@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +18,14 @@ from workspace import Workspace, tiny_workspace
 
 pytestmark = pytest.mark.build
 
+# Made anew in each run, so that no file of the repository holds them.
 SECRETS = {
-    "HF_TOKEN": "hf_plantedPlantedPlanted0001",
-    "HUGGING_FACE_HUB_TOKEN": "hf_plantedPlantedPlanted0002",
-    "OPENAI_API_KEY": "sk-plantedPlantedPlanted0003",
-    "VLLM_API_KEY": "plantedPlantedPlanted0004",
-    "WANDB_API_KEY": "plantedPlantedPlanted0005",
-    "MY_PASSWORD": "plantedPlantedPlanted0006",
+    "HF_TOKEN": f"hf_{uuid.uuid4().hex}",
+    "HUGGING_FACE_HUB_TOKEN": f"hf_{uuid.uuid4().hex}",
+    "OPENAI_API_KEY": f"sk-{uuid.uuid4().hex}",
+    "VLLM_API_KEY": uuid.uuid4().hex,
+    "WANDB_API_KEY": uuid.uuid4().hex,
+    "MY_PASSWORD": uuid.uuid4().hex,
 }
 # A server that asks for what the environment has and ends with an error, as servers do.
 FAILING = "import os, sys; assert os.environ['VLLM_API_KEY']; sys.exit('no GPU: ' + str(len(sys.argv)))"

@@ -114,21 +114,28 @@ def _alternatives(tokens: dict[str, tuple[bool, bool]]) -> str:
     return "|".join(parts)
 
 
-def load_encoder(path: Path, trusted: bool = False) -> Encoder:
-    """The tokenizer in a target's folder. Raises ConfigError.
+def load_tokenizer(path: Path, trusted: bool = False) -> Any:
+    """The library's tokenizer of a target's folder. Raises ConfigError.
 
     trusted: whether Python of that folder may run, as Kimi's tokenizer needs.
     """
-    in_python = kimi.is_kimi(path)
-    if in_python and not trusted:
+    if kimi.is_kimi(path) and not trusted:
         raise refused(path, "tokenizer_config.json")
     check_tokenizer_code(path, trusted)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trusted)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trusted)
     except (OSError, ValueError, ImportError, AttributeError) as error:
         if not trusted and "trust_remote_code" in str(error):
             raise refused(path, "tokenizer_config.json") from error
         raise ConfigError(f"{path}: the target's tokenizer can't be loaded: {error}") from error
+
+
+def load_encoder(path: Path, trusted: bool = False) -> Encoder:
+    """The tokenizer in a target's folder, with its chat template. Raises ConfigError.
+
+    trusted: as for load_tokenizer.
+    """
+    tokenizer = load_tokenizer(path, trusted)
     if not tokenizer.chat_template:
         raise ConfigError(
             f"{path}: the target has no chat template; expected chat_template.jinja, or chat_template in "
@@ -136,7 +143,7 @@ def load_encoder(path: Path, trusted: bool = False) -> Encoder:
         )
     if tokenizer.is_fast:
         return FastEncoder(tokenizer)
-    if in_python:
+    if kimi.is_kimi(path):
         return KimiEncoder(tokenizer, path)
     raise ConfigError(
         f"{path}: {type(tokenizer).__name__} can't keep the letters of a control token in a text apart from "
