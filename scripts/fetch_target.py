@@ -107,6 +107,8 @@ def convert(gguf: Path, folder: Path) -> None:
     model = LlamaForCausalLM(LlamaConfig(**config)).to(torch.bfloat16)
     model.load_state_dict(read.state_dict())
     model.save_pretrained(folder)
+    # It notes whether the hub was switched off just now, which would make another target of equal files.
+    tokenizer.init_kwargs["local_files_only"] = False
     tokenizer.save_pretrained(folder)
 
 
