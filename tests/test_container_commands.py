@@ -63,7 +63,7 @@ def test_the_engines_interpreter_is_not_the_builds(monkeypatch: pytest.MonkeyPat
     for python in ("python", "/usr/bin/python3"):
         settings = EngineSettings(kind="vllm", command=command, python=python)
         states = HiddenStatesSettings()
-        with starting.started(settings, command, tmp_path, states, tmp_path, tmp_path / "log"):
+        with starting.started(settings, command, tmp_path, states, tmp_path, tmp_path / "log", False):
             assert started[-1][:3] == [python, "-m", "engine"]
 
 
