@@ -1,7 +1,7 @@
 """A server that STANDS IN for a vLLM with or without a drafter, in tests of the serve check: no model.
 
 It replays answers from a file, with the counts that a server would have made of them, and tells of itself
-what its command says. What the check makes of a real vLLM is seen in tests/test_real_serving.py.
+what its command says. What the check makes of a real vLLM: docs/serving.md.
 
     python tests/fake_vllm.py --port P --model DIR --answers FILE [--speculative-config JSON]
 
