@@ -20,6 +20,7 @@ from eyrie.planning import Assumptions, Figure, Source, gpus_of, measured_rate, 
 from eyrie.recipes import ANSWERING_VERSION, answers_recipe
 from eyrie.records import content_key
 from plan_build import told
+from workspace import Workspace
 
 USUAL = Assumptions(prompt_tokens=100, answer_tokens=1_000, native_tokens=3_000)
 TARGET = {"revision": "r", "template_sha256": "t", "hidden_size": 64}
@@ -37,8 +38,9 @@ def tiny(root: Path, tmp_path: Path) -> Config:
     return parse_config({**data, "work": tmp_path / "work", "target": target})
 
 
-def test_the_kimi_build_is_planned_before_anything_is_there(root: Path) -> None:
-    config = parse_config(yaml.safe_load((root / "configs/kimi-k2.5.yaml").read_text()))
+def test_the_kimi_build_is_planned_before_anything_is_there(root: Path, tmp_path: Path) -> None:
+    data = yaml.safe_load((root / "configs/kimi-k2.5.yaml").read_text())
+    config = parse_config({**data, "work": tmp_path / "work"})
     plan = plan_build(config, USUAL)
     rows, requests = plan.total("rows"), plan.total("requests")
     assert (rows.value, rows.source) == (88_088, Source.CONFIGURED)
@@ -57,12 +59,13 @@ def test_the_kimi_build_is_planned_before_anything_is_there(root: Path) -> None:
 
 
 @pytest.mark.build
-def test_the_command_plans_the_kimi_build_on_its_profile(root: Path) -> None:
+def test_the_command_plans_the_kimi_build_on_its_profile(tmp_path: Path) -> None:
     """Jobs and reasons as Snakemake has them, then the figures; the profile is read."""
     words = ["--profile", "profiles/gpu-host", "--configfile", "configs/kimi-k2.5.yaml"]
     done = subprocess.run(
         [sys.executable, "scripts/plan_build.py", "--", *words],
-        cwd=root,
+        # A folder without results, whatever was built in this one.
+        cwd=Workspace.clone(tmp_path).folder,
         capture_output=True,
         text=True,
         timeout=300,
