@@ -6,7 +6,7 @@ own first weights, on the same samples and vocabulary, with as many supervised t
 same warm-up and cosine; its frozen head and its loss are its own. Both drafters are judged by the walk over
 all held-out answers, replayed with the target's states.
 
-    make && make oracle-env && python benchmarks/quality.py [--work work] [--rates 6e-4 2e-3] [--seconds 60]
+    make && make oracle-env && python benchmarks/quality.py [--work work] [--rates 6e-4 2e-3] [--epochs 3]
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ Outputs: work/{target}/report.html, a single file that opens without a network.
 """
 
 from glob import glob
-from hashlib import sha256
+
+from eyrie.records import sha256_file
 
 # Wall times differ from run to run: a build that must repeat to the byte leaves them out.
 TIMES = option("--benchmarks", BENCHMARKS if CONFIG.evaluation.measure_speed else None)
@@ -23,7 +24,7 @@ def evidence_there():
     and yet building the report never starts what makes them.
     """
     return {
-        name: sha256(Path(path).read_bytes()).hexdigest()
+        name: sha256_file(Path(path))
         for name, path in EVIDENCE.items()
         if Path(path).exists()
     }

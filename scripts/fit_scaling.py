@@ -22,6 +22,8 @@ from eyrie.provenance import manifest_header
 from eyrie.records import read_json, write_json
 from eyrie.scaling import Point, scaling_figures
 
+_BOUNDS = ("tokens", "low", "high")
+
 
 def main() -> None:
     """Run the command."""
@@ -106,8 +108,6 @@ def _log_figures(log: logging.Logger, figures: Mapping[str, Any]) -> None:
         *(last[name] for name in ("predicted", "low", "high", "truth")),
     )
 
-
-_BOUNDS = ("tokens", "low", "high")
 
 if __name__ == "__main__":
     run_command(main)

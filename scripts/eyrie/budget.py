@@ -51,7 +51,7 @@ def check_disk(store: Path, tokens: int, each: int, reserve: int, what: str, log
     """
     if not tokens:
         return
-    needed, free = tokens * each, _free(store)
+    needed, free = tokens * each, free_bytes(store)
     sizes = size_of(needed), size_of(free)
     log.info("%d %s to store, %d bytes each: %s of %s free", tokens, what, each, *sizes)
     if needed > free - reserve:
@@ -82,7 +82,7 @@ def check_room_for_answers(
     left = settings.model_copy(update={"top_tokens": None})
     each, reserve = bytes_per_token(left, *shape_of(target, left)), settings.disk_reserve
     check_disk(store, sum(prompts) + len(prompts), each, reserve, f"tokens of {dataset} at least", log)
-    most, free = (sum(prompts) + len(prompts) * longest) * each, _free(store)
+    most, free = (sum(prompts) + len(prompts) * longest) * each, free_bytes(store)
     if most > free - reserve:
         log.warning(
             "the states of %s may take up to %s, and %s are free: if answers are long the disk fills up "
@@ -91,10 +91,14 @@ def check_room_for_answers(
         )
 
 
-def _free(store: Path) -> int:
-    """Bytes that may still be written where the store lies, or will lie."""
-    there = next(folder for folder in (store, *store.absolute().parents) if folder.exists())
-    return shutil.disk_usage(there).free
+def nearest_there(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there already."""
+    return next(one for one in (folder, *folder.absolute().parents) if one.exists())
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that may still be written where a folder lies, or will lie."""
+    return shutil.disk_usage(nearest_there(folder)).free
 
 
 def size_of(count: int) -> str:

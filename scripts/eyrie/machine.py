@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from eyrie.budget import free_bytes
+
 _SECONDS = 60.0
 
 
@@ -57,8 +59,7 @@ class Machine:
 
     def free(self, folder: Path) -> int:
         """Bytes free where a folder lies, or will lie."""
-        there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-        return shutil.disk_usage(there).free
+        return free_bytes(folder)
 
     def size(self, folder: str) -> int | None:
         """Bytes that a file system takes in all; None where there is none."""

@@ -10,17 +10,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from eyrie.budget import bytes_per_token
+from eyrie.budget import bytes_per_token, free_bytes
 from eyrie.config import Config
+from eyrie.journals import answers_key
 from eyrie.recipes import ANSWERING_VERSION, answers_recipe
-from eyrie.records import content_key, read_json, read_jsonl
+from eyrie.records import read_json, read_jsonl
 from eyrie.safe_values import words_of
 
 # How many rows of a file tell how long they are.
@@ -153,7 +153,7 @@ def plan_build(config: Config, assumed: Assumptions, rate: float | None = None) 
         datasets=datasets,
         bytes_per_token=kept,
         bytes_on_the_way=on_the_way,
-        free=_free(config.work),
+        free=free_bytes(config.work),
         reserve=config.hidden_states.disk_reserve,
         gpus=gpus_of(config),
         rate=rate or (measured and measured * min(parallel, len(datasets))),
@@ -224,7 +224,7 @@ def _answers(config: Config, name: str, target: dict[str, Any] | None) -> _Answe
     if target is None or config.datasets[name].kind != "prompts":
         return _Answers(0, 0.0)
     sampling = config.partitions[config.datasets[name].partition]
-    folder = content_key(answers_recipe(target, ANSWERING_VERSION, sampling))
+    folder = answers_key(answers_recipe(target, ANSWERING_VERSION, sampling))
     path = config.work / "store" / "answers" / folder / f"{name}.jsonl"
     if not path.is_file():
         return _Answers(0, 0.0)
@@ -346,11 +346,6 @@ def _notes(config: Config) -> Iterator[str]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     return read_json(path) if path.is_file() else None
-
-
-def _free(folder: Path) -> int:
-    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-    return shutil.disk_usage(there).free
 
 
 def _cores() -> int:

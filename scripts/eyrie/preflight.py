@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from eyrie.budget import size_of
+from eyrie.budget import nearest_there, size_of
 from eyrie.config import Config
 from eyrie.machine import Machine
 from eyrie.planning import BuildPlan
+from eyrie.remote_code import named_code
 from eyrie.safe_values import secrets_in, words_of
 
 State = Literal["ok", "warning", "fault"]
@@ -118,7 +119,7 @@ def check_disk(asked: Asked) -> Iterator[Finding]:
         )
     else:
         yield Finding("disk", "ok", f"{size_of(round(needed.value))} to write, {size_of(left)} free")
-    there = next(one for one in (store, *store.absolute().parents) if one.exists())
+    there = nearest_there(store)
     if not os.access(there, os.W_OK):
         yield Finding("disk", "fault", f"{there} can't be written to", "chown it, or run as its owner")
 
@@ -289,8 +290,7 @@ def _size_fault(file: Path) -> str | None:
 
 def _code_faults(asked: Asked) -> Iterator[Finding]:
     target = asked.config.target
-    settings = target.path / "tokenizer_config.json"
-    code = settings.is_file() and "auto_map" in json.loads(settings.read_bytes())
+    code = "tokenizer_config.json" in named_code(target.path)
     if code and not (target.path / "tokenizer.json").exists() and not target.trust_remote_code:
         files = ", ".join(sorted(file.name for file in target.path.glob("*.py"))) or "none there"
         yield Finding(

@@ -65,8 +65,8 @@ def rows(
     """All records of the files.
 
     columns: of parquet files, read these alone (those that are there); None reads all. max_expansion: see
-    open_bytes. A value that is no
-    object is handed on as it is: which rows are usable is the layout's matter. Raises RecordError.
+    open_bytes. A value that is no object is handed on as it is: which rows are usable is the layout's matter.
+    Raises RecordError.
     """
     for group in row_groups(paths, file_format, columns, max_expansion):
         yield from group

@@ -17,7 +17,6 @@ from eyrie.recipes import (
 )
 
 _ABSENT = "not given"
-_PACE = "max_in_flight"
 
 
 def settings_now(

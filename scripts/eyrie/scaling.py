@@ -102,9 +102,9 @@ def scaling_figures(
     break_even: the acceptance length from which on the drafter pays, where known.
     """
     tokens = [point.tokens for point in points]
-    truth = np.array([[_length(point.sums.sum(axis=0)) for point in points]])
+    truth = np.array([[lengths(point.sums.sum(axis=0)) for point in points]])
     # Alike draws for all points: their number of groups and the seed are the same.
-    drawn = np.stack([_length(resampled(point.sums)) for point in points], axis=1)
+    drawn = np.stack([lengths(resampled(point.sums)) for point in points], axis=1)
     drawn = drawn[~np.isnan(drawn).any(axis=1)]
     most = draft_tokens + 1.0
     best, others = fit(tokens, truth, most), fit(tokens, drawn, most)
@@ -135,10 +135,6 @@ def scaling_figures(
             "truth": float(truth[0, -1]),
         },
     }
-
-
-def _length(sums: Floats) -> Floats:
-    return lengths(sums)
 
 
 def _bounds(values: Floats) -> dict[str, float | None]:

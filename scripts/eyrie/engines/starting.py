@@ -36,8 +36,8 @@ def started(
         "model": target_path,
         "host": HOST,
         "port": port,
+        "trust_remote_code": "--trust-remote-code" if trusted else "",
     }
-    values["trust_remote_code"] = "--trust-remote-code" if trusted else ""
     files: AbstractContextManager[object] = nullcontext()
     if settings.capture != "in_process":
         values |= command_values(states, target_path, arriving)
