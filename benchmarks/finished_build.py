@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from eyrie.config import Config, parse_config
+from eyrie.config import Config, TrainingSettings, parse_config
 from eyrie.eagle3.initialise import (
     drafter_config,
     initialise_from_target,
@@ -23,6 +24,7 @@ from eyrie.eagle3.initialise import (
 from eyrie.eagle3.model import Drafter
 from eyrie.eagle3.processes import ALONE
 from eyrie.eagle3.samples import CheckedStates, Row, StoredSamples, find_choices, read_captures, read_rows
+from eyrie.eagle3.trainer import train
 from eyrie.eagle3.vocabulary import read_vocabulary
 from eyrie.records import read_json
 from eyrie.store import StateStore
@@ -82,6 +84,19 @@ class Built:
         members = [index for index, row in enumerate(self.rows) if row.split == split]
         chosen = [self.rows[index] for index in members], [self.choices[index] for index in members]
         return StoredSamples(*chosen, states, self.config.training.mask_shift)
+
+    def train(self, drafter: Drafter, states: Any, settings: TrainingSettings, log: logging.Logger) -> None:
+        """Train a drafter from these states of the training rows, in a folder that is gone afterwards."""
+        with tempfile.TemporaryDirectory() as folder:
+            train(
+                drafter,
+                self.head[drafter.draft_token_ids()].float(),
+                self.samples("train", states),
+                self.samples("validation", self.states),
+                settings,
+                Path(folder),
+                log,
+            )
 
     def drafter(self, seed: int) -> Drafter:
         """A drafter with the first weights of a seed."""

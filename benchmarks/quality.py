@@ -27,21 +27,19 @@ from eyrie.eagle3.batches import Sample
 from eyrie.eagle3.checkpoint import load_drafter
 from eyrie.eagle3.least_squares import initialise_by_least_squares
 from eyrie.eagle3.model import Drafter
-from eyrie.eagle3.trainer import train
 from eyrie.eagle3.validation import walk
 from parity.oracle import PYTHON, WORKER, Target, Worker, write_case
 
 
 def ours(built: Built, settings: TrainingSettings, log: logging.Logger) -> tuple[Drafter, float]:
     """A drafter trained as the configuration says, and the seconds that took."""
-    drafter, learnt = built.drafter(settings.seed), built.samples("train", built.states)
-    head_rows = built.head[drafter.draft_token_ids()].float()
+    drafter = built.drafter(settings.seed)
     start = time.monotonic()
     if settings.initialise == "least_squares":
+        learnt = built.samples("train", built.states)
+        head_rows = built.head[drafter.draft_token_ids()].float()
         initialise_by_least_squares(drafter, learnt, head_rows, settings.seed, learnt.lengths())
-    with tempfile.TemporaryDirectory() as folder:
-        validation = built.samples("validation", built.states)
-        train(drafter, head_rows, learnt, validation, settings, Path(folder), log)
+    built.train(drafter, built.states, settings, log)
     return drafter, time.monotonic() - start
 
 

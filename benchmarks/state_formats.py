@@ -17,7 +17,6 @@ import argparse
 import json
 import logging
 import statistics
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from finished_build import DRAFT_TOKENS, Built
 from eyrie.config import TrainingSettings
 from eyrie.console import start_log
 from eyrie.eagle3.samples import CheckedStates, Row
-from eyrie.eagle3.trainer import train
 from eyrie.eagle3.validation import walk
 from eyrie.encoding import decode, encode
 from eyrie.store import States
@@ -58,16 +56,7 @@ class Smaller:
 def held_out_length(built: Built, states: Any, settings: TrainingSettings, log: logging.Logger) -> float:
     """Train a drafter from these states; its acceptance length over the held-out answers."""
     drafter = built.drafter(settings.seed)
-    with tempfile.TemporaryDirectory() as folder:
-        train(
-            drafter,
-            built.head[drafter.draft_token_ids()].float(),
-            built.samples("train", states),
-            built.samples("validation", built.states),
-            settings,
-            Path(folder),
-            log,
-        )
+    built.train(drafter, states, settings, log)
     walked = walk(drafter, built.samples("held_out", built.states), DRAFT_TOKENS)
     log.info("seed %d: %s", settings.seed, walked)
     return float(walked["acceptance_length"])

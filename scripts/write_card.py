@@ -11,7 +11,7 @@ from pathlib import Path
 
 from eyrie.console import run_command, start_log
 from eyrie.model_card import CardInputs, model_card
-from eyrie.records import RecordError, atomic_write, read_json
+from eyrie.records import RecordError, atomic_write, ledgers_by_dataset, read_json
 from eyrie.target import read_text_config
 
 
@@ -33,9 +33,7 @@ def _arguments() -> argparse.Namespace:
 def read_inputs(arguments: argparse.Namespace) -> CardInputs:
     """All that the card is made of. Raises RecordError where a dataset's ledger is missing."""
     recipe = json.loads(arguments.recipe)
-    ledgers = [read_json(path) for path in arguments.ledgers]
-    rows = {ledger["dataset"]: ledger for ledger in ledgers if ledger["stage"] == "prompts"}
-    samples = {ledger["dataset"]: ledger for ledger in ledgers if ledger["stage"] != "prompts"}
+    rows, samples = ledgers_by_dataset(read_json(path) for path in arguments.ledgers)
     missing = sorted(recipe["datasets"].keys() - (rows.keys() & samples.keys()))
     if missing:
         raise RecordError(

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from eyrie.dataset_settings import (
+    MAX_EXPANSION,
     CountRange,
     DatasetSettings,
     DecontaminationSettings,
@@ -40,6 +41,7 @@ from eyrie.settings import (
 
 __all__ = [
     "CONFIG_FILES_VARIABLE",
+    "MAX_EXPANSION",
     "Config",
     "ConfigError",
     "CostSettings",

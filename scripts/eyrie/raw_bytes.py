@@ -12,7 +12,7 @@ from typing import IO, Any, cast
 
 import pyarrow as pa
 
-from eyrie.dataset_settings import MAX_EXPANSION
+from eyrie.config import MAX_EXPANSION
 from eyrie.records import RecordError
 
 BOM = b"\xef\xbb\xbf"
@@ -34,13 +34,18 @@ _NOT_DATA = {
 }
 
 
+def most_bytes(path: Path, max_expansion: int) -> int:
+    """How many bytes a file may become."""
+    return max(_HARMLESS, max_expansion * path.stat().st_size)
+
+
 def check_expansion(path: Path, size: int, max_expansion: int) -> None:
     """Refuse a file whose `size` unpacked bytes are far more than it could hold in earnest.
 
     Raises RecordError.
     """
-    packed = path.stat().st_size
-    if size > max(_HARMLESS, max_expansion * packed):
+    if size > most_bytes(path, max_expansion):
+        packed = path.stat().st_size
         raise RecordError(
             f"{path}: {packed:,} bytes unpack to {size:,} or more, over {max_expansion} times as many\n"
             "  expected: text, which packs to a tenth, or to a fiftieth where it repeats itself; what is "
@@ -56,7 +61,7 @@ class _Bounded(io.RawIOBase):
         self._stream = stream
         self._path = path
         self._max_expansion = max_expansion
-        self._size = 0
+        self._size, self._most = 0, most_bytes(path, max_expansion)
 
     def readable(self) -> bool:
         return True
@@ -65,7 +70,8 @@ class _Bounded(io.RawIOBase):
         data = self._stream.read(len(buffer))
         buffer[: len(data)] = data
         self._size += len(data)
-        check_expansion(self._path, self._size, self._max_expansion)
+        if self._size > self._most:
+            check_expansion(self._path, self._size, self._max_expansion)
         return len(data)
 
 

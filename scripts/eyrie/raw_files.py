@@ -17,7 +17,7 @@ from typing import IO, Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eyrie.dataset_settings import MAX_EXPANSION
+from eyrie.config import MAX_EXPANSION
 from eyrie.json_items import json_items
 from eyrie.raw_bytes import (
     BOM,

@@ -208,6 +208,17 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
+def ledgers_by_dataset(
+    ledgers: Iterable[Mapping[str, Any]],
+) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]]]:
+    """Ledgers of both row stages, by dataset: of the rows read, and of the samples."""
+    read: dict[str, Mapping[str, Any]] = {}
+    samples: dict[str, Mapping[str, Any]] = {}
+    for ledger in ledgers:
+        (read if ledger["stage"] == "prompts" else samples)[ledger["dataset"]] = ledger
+    return read, samples
+
+
 class Ledger:
     """Rows in = rows kept + rows skipped, by reason: what a stage did with each row it read."""
 

@@ -6,7 +6,7 @@ layers of their own choice. vLLM counts as Hugging Face does; how SGLang counts 
 (`eagle3.checkpoint.engine_layer_ids`), so that a folder may be right for one engine only.
 
 vLLM's commands are run by `scripts/serve_check.py`. SGLang's were never run here: its flags are held to a
-recorded list of release 0.5.23 (`tests/sglang_flags.json`).
+recorded list of release 0.5.23 (`tests/data/sglang_flags.json`).
 """
 
 from __future__ import annotations

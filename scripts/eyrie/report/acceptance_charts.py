@@ -11,6 +11,7 @@ from eyrie.report.chart import (
     SERIES,
     Cell,
     Chart,
+    bars_by_position,
     categories_downwards,
     interval,
     new_figure,
@@ -19,7 +20,6 @@ from eyrie.report.chart import (
 )
 
 _WAYS = ("greedy", "sampled")
-_PATTERNS = ("", "/")
 
 
 def decoded_by_dataset(evaluation: Mapping[str, Any]) -> Chart:
@@ -63,15 +63,7 @@ def decoded_by_position(rates: Mapping[str, Sequence[float]]) -> Chart:
     """The share of cycles that accept each drafted position, with all before it."""
     figure = new_figure(320)
     longest = max((len(values) for values in rates.values()), default=0)
-    for rank, (drafted, values) in enumerate(rates.items()):
-        figure.add_bar(
-            x=list(range(1, len(values) + 1)),
-            y=list(values),
-            name=f"{drafted} drafted",
-            marker={"color": SERIES[rank % 4], "pattern": {"shape": _PATTERNS[rank % 2]}},
-            hovertemplate="position %{x}: %{y:.0%}<extra></extra>",
-        )
-    _by_draft_position(figure)
+    bars_by_position(figure, {f"{drafted} drafted": values for drafted, values in rates.items()}, told=False)
     return Chart(
         "acceptance-by-position",
         "Acceptance by position in the draft",
@@ -166,16 +158,8 @@ def _replayed_by_place(drafted: str, walk: Mapping[str, Any]) -> Chart:
 def _replayed_by_position(drafted: str, walk: Mapping[str, Any]) -> Chart:
     ways = [way for way in _WAYS if way in walk]
     figure = new_figure(320)
-    for rank, way in enumerate(ways):
-        rates = walk[way]["all"]["by_position"]
-        figure.add_bar(
-            x=list(range(1, len(rates) + 1)),
-            y=list(rates),
-            name=way,
-            marker={"color": SERIES[rank], "pattern": {"shape": _PATTERNS[rank]}},
-            hovertemplate="position %{x}: %{y:.0%}<extra>" + way + "</extra>",
-        )
-    _by_draft_position(figure)
+    rates = {way: walk[way]["all"]["by_position"] for way in ways}
+    bars_by_position(figure, rates)
     return Chart(
         "replayed-by-position",
         "Along the draft",
@@ -183,15 +167,10 @@ def _replayed_by_position(drafted: str, walk: Mapping[str, Any]) -> Chart:
         figure,
         ("position", *ways),
         [
-            (place + 1, *(walk[way]["all"]["by_position"][place] for way in ways))
-            for place in range(min((len(walk[way]["all"]["by_position"]) for way in ways), default=0))
+            (place + 1, *(values[place] for values in rates.values()))
+            for place in range(min(map(len, rates.values()), default=0))
         ],
     )
-
-
-def _by_draft_position(figure: Any) -> None:
-    figure.update_xaxes(title_text="position in the draft", dtick=1)
-    figure.update_yaxes(tickformat=".0%", rangemode="tozero")
 
 
 def _all_first(figures: Any) -> list[str]:

@@ -7,7 +7,7 @@ the reader prefers dark (see draw.js), so a chart may use the colours below and 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -35,6 +35,7 @@ PALETTE = tuple(dict(chain((BLUE, ORANGE, SLATE, GREY, INK, FAINT, BAND), STAGES
 SERIES = (BLUE[0], ORANGE[0], SLATE[0], GREY[0])
 MARKS = ("circle", "diamond", "square", "x")
 DASHES = ("solid", "dash", "dot", "dashdot")
+_PATTERNS = ("", "/")
 ROW_HEIGHT = 30
 
 Cell = str | int | float | None
@@ -115,6 +116,20 @@ def interval(values: Sequence[float], low: Sequence[float], high: Sequence[float
         "thickness": 1.5,
         "width": 0,
     }
+
+
+def bars_by_position(figure: go.Figure, rates: Mapping[str, Sequence[float]], told: bool = True) -> None:
+    """Shares by position in the draft, side by side for each name. told: whether a bar names its series."""
+    for rank, (name, values) in enumerate(rates.items()):
+        figure.add_bar(
+            x=list(range(1, len(values) + 1)),
+            y=list(values),
+            name=name,
+            marker={"color": SERIES[rank % 4], "pattern": {"shape": _PATTERNS[rank % 2]}},
+            hovertemplate="position %{x}: %{y:.0%}<extra>" + (name if told else "") + "</extra>",
+        )
+    figure.update_xaxes(title_text="position in the draft", dtick=1)
+    figure.update_yaxes(tickformat=".0%", rangemode="tozero")
 
 
 def no_gain_line(figure: go.Figure, at: float = 1.0, across: bool = False) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from eyrie.config import Config, parse_config
 from eyrie.gates import WANTED_SKIPS
 from eyrie.lengths import Lengths, read_lengths
-from eyrie.records import RecordError, read_json
+from eyrie.records import RecordError, ledgers_by_dataset, read_json
 from eyrie.report.training_curves import TrainingCurves, read_curves
 from eyrie.trace import TRAINING, Trace, walk
 
@@ -137,10 +137,7 @@ def _datasets(
     config: Config, ledgers: Iterable[Mapping[str, Any]], manifests: Iterable[Mapping[str, Any]]
 ) -> list[Dataset]:
     """One Dataset for each in the configuration. Raises RecordError where a file of one is missing."""
-    read: dict[str, Mapping[str, Any]] = {}
-    answered: dict[str, Mapping[str, Any]] = {}
-    for ledger in ledgers:
-        (read if ledger["stage"] == "prompts" else answered)[ledger["dataset"]] = ledger
+    read, answered = ledgers_by_dataset(ledgers)
     counts = {manifest["dataset"]: manifest["counts"] for manifest in manifests}
     for kind, found in (("prompts", read), ("samples", answered), ("hidden states", counts)):
         missing = sorted(set(config.datasets) - set(found))

@@ -11,8 +11,8 @@ from eyrie.report.chart import (
     GREY,
     MARKS,
     ORANGE,
-    SERIES,
     Chart,
+    bars_by_position,
     interval,
     new_figure,
     no_gain_line,
@@ -107,16 +107,7 @@ def served(figures: Mapping[str, Any]) -> Chart:
     """What the server accepted by position in the draft beside Eyrie's own figure for the same prompts."""
     rates = figures["acceptance_by_position"]
     figure = new_figure(300)
-    for rank, (name, pattern) in enumerate((("server", ""), ("eyrie", "/"))):
-        figure.add_bar(
-            x=list(range(1, len(rates[name]) + 1)),
-            y=list(rates[name]),
-            name=name,
-            marker={"color": SERIES[rank], "pattern": {"shape": pattern}},
-            hovertemplate="position %{x}: %{y:.0%}<extra>" + name + "</extra>",
-        )
-    figure.update_xaxes(title_text="position in the draft", dtick=1)
-    figure.update_yaxes(tickformat=".0%", rangemode="tozero")
+    bars_by_position(figure, {name: rates[name] for name in ("server", "eyrie")})
     return Chart(
         "served",
         "Accepted by the server",
