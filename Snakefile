@@ -23,6 +23,7 @@ include: "rules/prompts.smk"
 include: "rules/responses.smk"
 include: "rules/hidden_states.smk"
 include: "rules/drafter.smk"
+include: "rules/evaluation.smk"
 include: "rules/report.smk"
 include: "rules/scaling.smk"
 include: "rules/serving.smk"
@@ -51,15 +52,3 @@ rule responses:
 rule hidden_states:
     input:
         expand(MANIFEST, dataset=DATASETS),
-
-
-rule drafter:
-    input:
-        CHECKPOINT,
-
-
-rule evaluation:
-    input:
-        EVALUATION,
-        ACCEPTANCE,
-        CARD,

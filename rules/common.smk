@@ -5,6 +5,7 @@ Snakemake as a parameter. What changes no result (threads, batch sizes) goes int
 """
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -122,6 +123,11 @@ onstart:
 def verbatim(text):
     """A parameter that is taken as it is: Snakemake takes {words} in a plain one for wildcards."""
     return lambda wildcards: text
+
+
+def option(flag, value):
+    """A flag with its value as words of a command; nothing where the value is null."""
+    return "" if value is None else f"{flag} {shlex.quote(str(value))}"
 
 
 def conversation_rows(dataset):

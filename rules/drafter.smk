@@ -1,21 +1,10 @@
-"""Samples and hidden states to a drafter and its evaluation.
+"""Samples and hidden states to a drafter.
 
 Inputs:  every dataset's tokenized_data.jsonl and manifest.json; the target's folder.
 Outputs: work/{target}/drafter/vocabulary.json, the tokens that the drafter can propose;
          work/{target}/drafter/checkpoint/, which vLLM and SGLang load;
-         work/{target}/drafter/training.jsonl, a line for each step and each validation;
-         work/{target}/drafter/evaluation.json, measured on the held-out share;
-         work/{target}/drafter/acceptance.json, estimated from all held-out samples' stored states;
-         work/{target}/drafter/checkpoint/README.md, the model card, which tells the evaluation's figures.
+         work/{target}/drafter/training.jsonl, a line for each step and each validation.
 """
-
-import shlex
-
-
-def option(flag, value):
-    """A flag with its value as words of a command; nothing where the value is null."""
-    return "" if value is None else f"{flag} {shlex.quote(str(value))}"
-
 
 PINNED = option("--pinned", next(iter(pinned_vocabulary(CONFIG)), None))
 WARM_START = option("--warm-start", CONFIG.training.warm_start)
@@ -27,6 +16,11 @@ TRAINER = (
     if CONFIG.training.processes == 1
     else f"torchrun --standalone --nproc-per-node {CONFIG.training.processes}"
 )
+
+
+rule drafter:
+    input:
+        CHECKPOINT,
 
 
 rule build_vocabulary:
@@ -87,76 +81,3 @@ rule train_drafter:
         " --vocabulary {input.vocabulary:q} --target {input.target:q} --target-path {TARGET_PATH:q}"
         " --recipe {params.recipe:q} --aside {TRAINING_ASIDE:q} {WARM_START} {params.rates}"
         " --store {STORE:q} --out-dir {params.folder:q} --training-log {output.lines:q} --log {log:q}"
-
-
-rule evaluate_drafter:
-    input:
-        weights=CHECKPOINT,
-        config=f"{CHECKPOINT_FOLDER}/config.json",
-        rows=expand(TOKENIZED, dataset=DATASETS),
-        target=TARGET,
-    output:
-        evaluation=report(
-            EVALUATION,
-            caption="../report/evaluation.rst",
-            category="Evidence",
-            labels={"what": "evaluation in figures"},
-        ),
-    log:
-        f"{LOGS}/evaluate_drafter.log",
-    benchmark:
-        f"{BENCHMARKS}/evaluate_drafter.tsv"
-    threads: CONFIG.evaluation.threads
-    params:
-        settings=CONFIG.evaluation.model_dump_json(exclude={"estimate_rows"}),
-        version=EVALUATION_VERSION,
-    shell:
-        "python scripts/evaluate_drafter.py --checkpoint {CHECKPOINT_FOLDER:q} --tokenized {input.rows:q}"
-        " --target {input.target:q} --target-path {TARGET_PATH:q} --settings {params.settings:q}"
-        " --out {output.evaluation:q} --log {log:q}"
-
-
-rule estimate_acceptance:
-    input:
-        weights=CHECKPOINT,
-        config=f"{CHECKPOINT_FOLDER}/config.json",
-        rows=expand(TOKENIZED, dataset=DATASETS),
-        manifests=expand(MANIFEST, dataset=DATASETS),
-        target=TARGET,
-    output:
-        acceptance=ACCEPTANCE,
-    log:
-        f"{LOGS}/estimate_acceptance.log",
-    benchmark:
-        f"{BENCHMARKS}/estimate_acceptance.tsv"
-    threads: CONFIG.evaluation.threads
-    params:
-        recipe=estimate_recipe(CONFIG),
-        folder=subpath(input.weights, parent=True),
-    shell:
-        "python scripts/estimate_acceptance.py --checkpoint {params.folder:q} --tokenized {input.rows:q}"
-        " --manifests {input.manifests:q} --target {input.target:q} --target-path {TARGET_PATH:q}"
-        " --recipe {params.recipe:q} --store {STORE:q} --threads {threads}"
-        " --device {CONFIG.training.device} --out {output.acceptance:q} --log {log:q}"
-
-
-rule write_card:
-    input:
-        weights=CHECKPOINT,
-        config=f"{CHECKPOINT_FOLDER}/config.json",
-        training=TRAINING,
-        evaluation=EVALUATION,
-        ledgers=expand(PROMPTS_LEDGER, dataset=DATASETS)
-        + expand(TOKENIZED_LEDGER, dataset=DATASETS),
-        target=TARGET,
-        code=code_files("write_card"),
-    output:
-        card=CARD,
-    log:
-        f"{LOGS}/write_card.log",
-    params:
-        recipe=verbatim(card_recipe(CONFIG)),
-    shell:
-        "python scripts/write_card.py --checkpoint {CHECKPOINT_FOLDER:q} --target {input.target:q}"
-        " --target-path {TARGET_PATH:q} --evaluation {input.evaluation:q} --ledgers {input.ledgers:q}"
-        " --recipe {params.recipe:q} --out {output.card:q} --log {log:q}"
