@@ -30,6 +30,7 @@ import torch
 from eyrie.config import ConfigError, DrafterSettings, TrainingSettings, parse_settings
 from eyrie.console import run_command, start_log
 from eyrie.eagle3.checkpoint import save_checkpoint
+from eyrie.eagle3.group_share import rows_of_share
 from eyrie.eagle3.initialise import drafter_config, initialise_from_target, initialise_randomly
 from eyrie.eagle3.least_squares import initialise_by_least_squares
 from eyrie.eagle3.model import Drafter
@@ -44,7 +45,6 @@ from eyrie.eagle3.samples import (
     find_choices,
     read_captures,
     read_rows,
-    rows_of_share,
 )
 from eyrie.eagle3.trainer import train
 from eyrie.eagle3.training_log import LOG_FILE, check_tensorboard, rewind, write_log

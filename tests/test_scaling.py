@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 import fit_scaling
 from eyrie.config import ConfigError, ScalingSettings, parse_settings
-from eyrie.eagle3.samples import Row, rows_of_share
+from eyrie.eagle3.group_share import rows_of_share
+from eyrie.eagle3.samples import Row
 from eyrie.gates import GateError
 from eyrie.records import read_json, write_json
 from eyrie.scaling import Point, fit, scaling_figures

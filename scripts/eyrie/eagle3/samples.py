@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from eyrie.eagle3.processes import Processes
 from eyrie.encoding import Encoded, decode, encode
 from eyrie.gates import GateError
 from eyrie.records import RecordError, content_key, read_json, read_jsonl
-from eyrie.split import position_of
 from eyrie.states import states_recipe
 from eyrie.store import StateRef, States, StateStore, StoreError
 from eyrie.top_tokens import vocabulary_digest
@@ -152,24 +150,6 @@ def read_rows(
             "train split\n  change: more samples, or split.validation and split.held_out"
         )
     return sorted(rows, key=Row.identity)
-
-
-def rows_of_share(rows: Sequence[Row], share: Fraction) -> list[Row]:
-    """The rows without those of the training groups beyond a share, which a hash of the group decides.
-
-    So a larger share holds every group of a smaller one. Raises GateError where no training row is left.
-    """
-    kept = [
-        row
-        for row in rows
-        if row.split != "train" or position_of("scaling", 0, row.dataset, row.group) < share
-    ]
-    if not any(row.split == "train" for row in kept):
-        raise GateError(
-            f"no row to train on in a share of {share} of the training groups\n"
-            "  change: larger scaling.shares, or more samples"
-        )
-    return kept
 
 
 def _check_row(row: Mapping[str, Any], path: Path, vocab_size: int) -> None:
